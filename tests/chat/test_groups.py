@@ -12,9 +12,12 @@ from following import FollowingEngine, following_pair
 from scripted import Call, Opinion
 from service import serving
 
+from stepspec import RequestOptions, StepSpec
 from stepspec.api.loading import load_pair
 from stepspec.api.scope import PairScope
+from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import EVERYTHING, Generate, TokenBuffer
+from stepspec.langchain import ChatStepSpec
 from stepspec.serve import Keys, Settings
 from stepspec.serve.keys import key_hash
 
@@ -120,24 +123,31 @@ class RecordingJudge:
     async def aclose(self) -> None: ...
 
 
-@pytest.mark.parametrize("one_vocabulary", [True, False])
-def test_every_buffer_of_a_request_has_the_group_of_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_vocabulary: bool
-) -> None:
-    made: list[TokenBuffer] = []
-    create, judge = TokenBuffer.__init__, RecordingJudge()
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[TokenBuffer]:
+    """Return a list of all buffers that are made from now on."""
+    buffers: list[TokenBuffer] = []
+    create = TokenBuffer.__init__
 
     def recorded(self: TokenBuffer, *given: Any, **named: Any) -> None:
         create(self, *given, **named)
-        made.append(self)
+        buffers.append(self)
 
+    monkeypatch.setattr(TokenBuffer, "__init__", recorded)
+    return buffers
+
+
+@pytest.mark.parametrize("one_vocabulary", [True, False])
+def test_every_buffer_of_a_request_has_the_group_of_its_key(
+    tmp_path: Path, made: list[TokenBuffer], one_vocabulary: bool
+) -> None:
+    judge = RecordingJudge()
     scope = PairScope(version=1, knows="stories", least_logprob=-5.0, measured="by hand")
     pair = following_pair()
     target: Any = Lenient(pair.target.tokenizer, "target")  # type: ignore[arg-type]
     pair = replace(pair, target=target, one_vocabulary=one_vocabulary, scope=scope, judges={"reward": judge})
     with serving(pair, settings=settings(tmp_path)) as address:
         policies = [card["id"] for card in CLIENT.get(f"{address}/models", headers=headers(VICTIM)).json()["data"]]
-        monkeypatch.setattr(TokenBuffer, "__init__", recorded)
         for model in policies:
             groups, sessions = list[set[str | None]](), list[set[str | None]]()
             for key, salt in ((VICTIM, ""), (ATTACKER, ""), (VICTIM, "a"), (FRIEND, ""), (COLLEAGUE, "")):
@@ -153,6 +163,27 @@ def test_every_buffer_of_a_request_has_the_group_of_its_key(
                 assert different[3] == different[4], "keys of a group"
                 assert len(set(map(str, different))) == 4, "no key or salt has that of another"
             assert not {None, "one", VICTIM, key_hash(VICTIM)} & set.union(*groups, *sessions)
+
+
+@pytest.mark.anyio
+async def test_the_salt_of_a_call_reaches_the_engine_in_every_interface(made: list[TokenBuffer]) -> None:
+    pair = following_pair()
+    chat = ChatStepSpec(pair=pair, cache_salt="a")
+    await StepSpec(pair=pair).generate("How many?", cache_salt="a")
+    await chat.ainvoke("How many?")
+    assert {each.group for each in made} == {"a"}
+    made.clear()
+    await chat.ainvoke("How many?", cache_salt="b")
+    await StepSpec(pair=pair).generate("How many?", RequestOptions(cache_salt="b"))
+    assert {each.group for each in made} == {"b"}
+    with serving(pair) as address:
+        groups = []
+        for salt in (None, "a", "a", "b"):
+            made.clear()
+            await RemoteStepSpec(address).generate("How many?", cache_salt=salt)
+            groups.append({each.group for each in made})
+    assert groups[0] == {None}, "without keys and salts, everybody shares"
+    assert groups[1] == groups[2] != groups[3]
 
 
 def headers(key: str) -> Mapping[str, str]:

@@ -141,13 +141,30 @@ def test_keys_in_the_environment_that_cannot_be_used_are_errors(keys: str, probl
 
 
 def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> None:
-    made = CliRunner().invoke(app, ["key", "ci", "--requests-per-minute", "5"])
+    made = CliRunner().invoke(app, ["key", "ci", "--requests-per-minute", "5", "--group", "builds"])
     assert made.exit_code == 0
     key = made.stderr.rpartition(" ")[2].strip()
     assert key not in made.stdout
     (tmp_path / "keys.toml").write_text(f"version = 1\n{made.stdout}")
     client = Keys(tmp_path / "keys.toml", {}).client(f"Bearer {key}")
-    assert (client.name, client.requests_per_minute) == ("ci", 5)
+    assert (client.name, client.requests_per_minute, client.group) == ("ci", 5, "group builds")
+
+
+def test_keys_share_a_group_only_if_they_name_it(tmp_path: Path) -> None:
+    tables = [
+        (KEY, f'group = "{key_hash(OTHER)}"'),
+        (SLOW, 'group = "a"'),
+        ("sk-" + "b" * 40, 'group = "a"'),
+        (OTHER, ""),
+    ]
+    text = "".join(f'[[keys]]\nname = "same"\nsha256 = "{key_hash(key)}"\n{group}\n' for key, group in tables)
+    (tmp_path / "keys.toml").write_text(f"version = 1\n{text}")
+    own = "sk-" + "e" * 40
+    keys = Keys(tmp_path / "keys.toml", {ENVIRONMENT: own})
+    groups = [keys.client(f"Bearer {key}").group for key in (*(key for key, _ in tables), own)]
+    assert groups[1] == groups[2]
+    assert None not in groups
+    assert len(set(groups)) == 4, "a group with the hash of another key as its name is not that key's"
 
 
 @pytest.mark.parametrize(

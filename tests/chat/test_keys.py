@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from following import FollowingEngine, following_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import Call, Reply
 from service import serving
 from typer.testing import CliRunner
@@ -21,6 +23,7 @@ from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
+from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.errors import NoKeyError
 from stepspec.serve.keys import ENVIRONMENT, key_hash
 
@@ -67,6 +70,43 @@ def test_a_request_without_a_known_key_is_rejected_everywhere_but_at_open_routes
 
 def test_keys_of_file_and_environment_are_accepted(address: str) -> None:
     assert [ask(address, key).status_code for key in (KEY, OTHER)] == [200, 200]
+
+
+@pytest.mark.parametrize("header", [f"Basic {KEY}", KEY, f"Bearer{KEY}", f"Bearers {KEY}", f"Basic Bearer {KEY}"])
+def test_no_other_scheme_than_bearer_is_accepted(address: str, header: str) -> None:
+    assert httpx.get(f"{address}/models", headers={"Authorization": header}).status_code == 401
+
+
+@settings(max_examples=40)
+@given(st.text(st.characters(codec="latin-1"), max_size=9) | st.sampled_from(["bearer", "BEARER", "bEaReR"]))
+def test_a_scheme_is_bearer_in_any_case(scheme: str) -> None:
+    keys = Keys(None, {ENVIRONMENT: KEY})
+    if scheme in ("bearer", "BEARER", "bEaReR"):
+        assert keys.client(f"{scheme} {KEY}").group == key_hash(KEY)
+    else:
+        with pytest.raises(NoKeyError):
+            keys.client(f"{scheme} {KEY}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "floor", "has"),
+    [(-3, 5, 5), (None, 5, 5), (7, 5, 7), (None, -2, 0), (-3, -2, -2)],
+)
+def test_a_request_cannot_go_below_the_priority_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, floor: int, has: int
+) -> None:
+    tickets: list[Ticket] = []
+    slot = Admission.slot
+
+    def recorded(self: Admission, ticket: Ticket) -> Any:
+        tickets.append(ticket)
+        return slot(self, ticket)
+
+    monkeypatch.setattr(Admission, "slot", recorded)
+    with serving(following_pair(), settings=Settings(keys=Keys(key_file(tmp_path, priority=floor)))) as address:
+        headers = {"Authorization": f"Bearer {SLOW}"}
+        assert httpx.post(f"{address}/responses", json={"input": "a", "priority": asked}, headers=headers).is_success
+    assert [ticket.priority for ticket in tickets] == [has]
 
 
 def test_the_limit_of_a_key_is_429_with_the_time_to_wait(address: str) -> None:

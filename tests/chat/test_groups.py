@@ -19,7 +19,9 @@ from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import EVERYTHING, Generate, TokenBuffer
 from stepspec.langchain import ChatStepSpec
 from stepspec.serve import Keys, Settings
+from stepspec.serve.fields import Speculation
 from stepspec.serve.keys import key_hash
+from stepspec.serve.models import MAX_SESSIONS, ServedModel
 
 VICTIM, ATTACKER, FRIEND, COLLEAGUE = ("sk-" + letter * 40 for letter in "vafc")
 GROUPS = {VICTIM: "", ATTACKER: "", FRIEND: "both", COLLEAGUE: "both"}
@@ -151,7 +153,8 @@ def test_every_buffer_of_a_request_has_the_group_of_its_key(
         for model in policies:
             groups, sessions = list[set[str | None]](), list[set[str | None]]()
             for key, salt in ((VICTIM, ""), (ATTACKER, ""), (VICTIM, "a"), (FRIEND, ""), (COLLEAGUE, "")):
-                made.clear(), judge.groups.clear()
+                made.clear()
+                judge.groups.clear()
                 body = {**ROUTES["chat/completions"]("How many?"), "model": model, "max_tokens": 40, "cache_salt": salt}
                 body |= {"logprobs": True, "session_id": "one"}
                 answer = CLIENT.post(f"{address}/chat/completions", json=body, headers=headers(key))
@@ -184,6 +187,14 @@ async def test_the_salt_of_a_call_reaches_the_engine_in_every_interface(made: li
             groups.append({each.group for each in made})
     assert groups[0] == {None}, "without keys and salts, everybody shares"
     assert groups[1] == groups[2] != groups[3]
+
+
+def test_thresholds_of_clients_do_not_displace_what_the_session_of_a_policy_has_learned() -> None:
+    model = ServedModel("small", following_pair(), "specreason")
+    usual = [model.session(name, Speculation())[1] for name in (None, "stepspec")]
+    for number in range(MAX_SESSIONS + 5):
+        model.session(None, Speculation(threshold=number / 100))
+    assert [model.session(name, Speculation())[1] for name in (None, "stepspec")] == usual
 
 
 def headers(key: str) -> Mapping[str, str]:

@@ -73,12 +73,9 @@ class Conversation:
             fields = {**fields, "nvext": {"agent_hints": {"osl": fields.get("max_tokens", 1)}}}
         if len(suffixes) > 1:
             prompts = b"[" + prompts + b"]"
-        if self._salt is not None:
-            fields = {
-                **fields,
-                "extra_key" if name == "input_ids" else "cache_salt": self._salt,
-            }  # the former in SGLang
-        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields})[1:].encode()))
+        if self._salt is not None:  # SGLang's own route has another name for it
+            fields = {**fields, "extra_key" if name == "input_ids" else "cache_salt": self._salt}
+        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps(fields)[1:].encode()))
 
 
 def _header_safe(session: str | None) -> str:

@@ -212,6 +212,7 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
         "logprobs": options.logprobs or None,
         "top_logprobs": options.top_logprobs or None,
         "session_id": options.session_id,
+        "cache_salt": options.cache_salt,
         "stop": list(options.stop) or None,
         "stop_token_ids": list(options.stop_token_ids) or None,
     }

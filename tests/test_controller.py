@@ -6,6 +6,7 @@ the result and the token buffer agree; see `Stage.play`.
 
 import asyncio
 import itertools
+import math
 import statistics
 from contextlib import aclosing
 from typing import Any
@@ -15,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PROMPT, Opinion, Reply, Stage, shape
 
-from stepspec.engines.protocol import Drafting, Sampling
+from stepspec.engines.protocol import Drafting, Sampling, Verification
 from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.loop.limits import Demands
 from stepspec.loop.policy import Policy
-from stepspec.loop.request import DRAFT_SEED
-from stepspec.loop.step import Done, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.request import DRAFT_SEED, SURE, agreed_prefix
+from stepspec.loop.step import Done, Proposal, StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
 
@@ -194,6 +195,25 @@ async def test_the_salvage_bound_keeps_probable_tokens_that_are_not_the_target_s
     assert (await strict.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
     own_choices = Stage(score(salvage=KEEP), [ONE, END], [opinion, END], [".\n\n", ANSWER])
     assert (await own_choices.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
+
+
+LOGPROBS = st.sampled_from(
+    [0.0, SURE, math.nextafter(SURE, 0), -1.4, math.nextafter(-1.4, 0), math.nextafter(-1.4, -9)]
+)
+
+
+@given(
+    st.lists(st.tuples(LOGPROBS, st.booleans()), min_size=1, max_size=5), st.sampled_from([0.0, -1.4]), st.booleans()
+)
+def test_a_token_is_salvaged_from_the_bound_on_or_as_the_target_s_own_choice(
+    tokens: list[tuple[float, bool]], bound: float, shows_choices: bool
+) -> None:
+    """Where a server shows no choices, a token above one half is the target's own."""
+    logprobs = tuple(logprob for logprob, _ in tokens)
+    choices = tuple(7 if is_own else 8 for _, is_own in tokens) if shows_choices else None
+    found = agreed_prefix(Proposal((7,) * len(tokens), "", len(tokens)), Verification(logprobs, choices, 8), bound)
+    agreed = [(is_own if shows_choices else logprob > SURE) or logprob >= bound for logprob, is_own in tokens]
+    assert found == next((index for index, agrees in enumerate(agreed) if not agrees), len(tokens))
 
 
 async def test_the_first_steps_are_the_target_s_if_the_policy_says_so() -> None:

@@ -72,6 +72,9 @@ async def test_a_reward_reads_only_what_is_new(reward: TorchJudge, monkeypatch: 
         await reward.reward(QUESTION, STEPS[:count])
         await reward.reward(QUESTION.replace("Ann", "Eve"), STEPS[:count])  # another request beside it
     assert min(read[:2]) > 20 > max(read[2:])
+    for group, goes_on in (("a", False), ("a", True), ("b", False), (None, True)):
+        await reward.reward(QUESTION, STEPS, group)
+        assert (read[-1] < 20) == goes_on, "a text of another group was read before"
 
 
 async def test_embeddings_are_means_of_length_one(folders: dict[str, Path]) -> None:

@@ -190,6 +190,32 @@ def test_a_stream_ends_once_whenever_its_replica_dies(replicas: list[Any], parts
     assert not sent[-1].get("more_body", False)
 
 
+def test_a_session_of_one_key_is_not_that_of_another() -> None:
+    asked: list[str] = []
+    models: Any = SimpleNamespace(respond=SimpleNamespace(remote=lambda *asked: ScriptedStream([START, LAST])))
+
+    def chosen(session_id: str, **_: Any) -> Any:
+        asked.append(session_id)
+        return models
+
+    front: Any = object.__new__(Front.func_or_class)
+    front._models = SimpleNamespace(options=chosen)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None: ...
+
+    for session, key in (("a", "k"), ("a", "k"), ("b", "k"), ("a", "o"), (None, "k")):
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        headers += [] if session is None else [(b"x-session-id", session.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers, "query_string": b""}
+        asyncio.run(front._forward(scope, receive, send))
+    assert asked[0] == asked[1]
+    assert len(set(asked)) == 4
+    assert asked[4] == "", "a request without a session goes to the less busy replica"
+
+
 def test_limits_of_a_key_count_over_all_replicas() -> None:
     client, here, there = KeyClient("team", requests_per_minute=3), Rates(), Rates()
     here.check(client)

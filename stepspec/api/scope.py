@@ -8,6 +8,7 @@ the answer, so that nobody waits for nonsense. Other models have no such file.
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import PrivateAttr
 
@@ -32,8 +33,8 @@ class PairScope(FileModel):
     """Lower bound of the mean log-probability, in nats. Prompts below it are unlike the pair's training data."""
     measured: str
     """How the bound was measured."""
-    _known: OrderedDict[Sequence[int], bool] = PrivateAttr(default_factory=OrderedDict[Sequence[int], bool])
-    """By the tokens that were read, whether they are like the training data. The prompts used last are at the end."""
+    _known: OrderedDict[Any, bool] = PrivateAttr(default_factory=OrderedDict[Any, bool])
+    """By group and tokens, whether they are like the training data. The prompts used last are at the end."""
 
     @classmethod
     def load(cls, folder: Path) -> "PairScope":
@@ -42,7 +43,7 @@ class PairScope(FileModel):
 
     def has_checked(self, prompt: TokenBuffer) -> bool:
         """Return whether `note` needs no pass over the prompt."""
-        return _read(prompt) in self._known
+        return (prompt.group, _read(prompt)) in self._known
 
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
         """Return `knows` for a prompt below the bound, else None. `target` must be that of the pair.
@@ -50,7 +51,7 @@ class PairScope(FileModel):
         Raises:
             EngineError: the target failed.
         """
-        read = _read(prompt)
+        read = prompt.group, _read(prompt)
         if read not in self._known:
             mean = await mean_logprob(target, prompt)
             self._known[read] = mean is None or mean >= self.least_logprob
@@ -70,7 +71,7 @@ async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
     ids = _read(prompt)
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
-    logprobs = (await target.verify(Verify(TokenBuffer(ids[:1]), ids[1:]))).logprobs
+    logprobs = (await target.verify(Verify(TokenBuffer(ids[:1], group=prompt.group), ids[1:]))).logprobs
     return sum(logprobs) / len(logprobs) if logprobs else None
 
 

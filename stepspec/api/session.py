@@ -259,7 +259,7 @@ class StepSpec:
     ) -> AsyncGenerator[Event, None]:
         since, note, num_read = time.perf_counter(), None, 0
         if self.pair.scope is not None:
-            prompt = TokenBuffer(encoded.prompt.ids)
+            prompt = TokenBuffer(encoded.prompt.ids, group=options.cache_salt)
             num_read = 0 if self.pair.scope.has_checked(prompt) else MAX_READ
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
@@ -291,7 +291,7 @@ class StepSpec:
         """
         if not options.logprobs:
             return result
-        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session)
+        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session, request.group)
         ids, found = request.transcript.buffer.since(len(prompt)), list[TokenLogprob]()
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
@@ -338,7 +338,8 @@ class StepSpec:
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             start = len(encoded.prompt.ids)
-            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, options.session_id)
+            whose = options.session_id, options.cache_salt
+            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, *whose)
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
@@ -364,6 +365,7 @@ class StepSpec:
             spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
             session=options.session_id,
+            group=options.cache_salt,
             judged_steps=[] if self._record else None,
         )
 

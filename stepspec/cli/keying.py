@@ -19,6 +19,9 @@ def create_key(
     priority: Annotated[
         int, typer.Option(help="Lowest priority number of its requests; requests with lower numbers run first.")
     ] = 0,
+    group: Annotated[
+        str | None, typer.Option(help="Name of keys that reuse each other's cached prompts. The default is none.")
+    ] = None,
 ) -> None:
     """Create an API key. The key goes to stderr, once; its table for a file of keys goes to stdout.
 
@@ -28,9 +31,11 @@ def create_key(
         from stepspec.serve.keys import MAX_NAME, KeyTable, key_hash, new_key
     if not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"The name of a key must have 1 to {MAX_NAME} characters, got {len(name)}.")
+    if group is not None and not 1 <= len(group) <= MAX_NAME:
+        raise UsageError(f"The group of a key must have 1 to {MAX_NAME} characters, got {len(group)}.")
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-    table = KeyTable(name=name, sha256=key_hash(key), priority=priority, **limits)
+    table = KeyTable(name=name, sha256=key_hash(key), priority=priority, group=group, **limits)
     print(f"The key of {name}, which is not stored: {key}", file=sys.stderr)
     print("[[keys]]")
     for field, value in table.model_dump(exclude_defaults=True).items():

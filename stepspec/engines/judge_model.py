@@ -27,12 +27,13 @@ class JudgeModel(Protocol):
         """What the model can do."""
         ...
 
-    async def reward(self, prompt: str, steps: Sequence[str]) -> float:
+    async def reward(self, prompt: str, steps: Sequence[str], group: str | None = None) -> float:
         """Return the reward of the last step, from 0 to 1. Requires the ability `reward`.
 
         Args:
             prompt: the question.
             steps: the steps, each with the text that ends it.
+            group: see `TokenBuffer`.
 
         Raises:
             ContextError: the text does not fit the model's context.
@@ -40,8 +41,8 @@ class JudgeModel(Protocol):
         """
         ...
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the embeddings of texts, each of length 1. Requires the ability `embed`.
+    async def embed(self, texts: Sequence[str], group: str | None = None) -> list[list[float]]:
+        """Return the embeddings of texts, each of length 1. Requires the ability `embed`. For `group` see `reward`.
 
         Raises:
             ContextError: a text does not fit the model's context.

@@ -27,20 +27,23 @@ class TokenBuffer:
     has read, so a call processes only the new ids.
     """
 
-    __slots__ = ("__weakref__", "_ids", "highest", "num_moves", "num_prompt", "session")
+    __slots__ = ("__weakref__", "_ids", "group", "highest", "num_moves", "num_prompt", "session")
 
-    def __init__(self, ids: Sequence[int], session: str | None = None) -> None:
+    def __init__(self, ids: Sequence[int], session: str | None = None, group: str | None = None) -> None:
         """Create a buffer.
 
         Args:
             ids: the prompt.
-            session: id of the conversation that the text belongs to. Engines use it to find the replica of a model
-                that has the text in its cache; it never changes a text.
+            session: id of the conversation that the text belongs to, within its group. Engines use it to find the
+                replica of a model that has the text in its cache; it never changes a text.
+            group: what the text may be shared with. Engines reuse and learn from a text only for buffers of the same
+                group, because what is reused can be measured.
 
         Raises:
             UsageError: one of the ids is not a token id.
         """
-        self.session = session
+        self.group = group
+        self.session = session if session is None or group is None else hash_of(group, session)
         self.num_moves = 0
         """Calls that went on at another replica of a model, because the one before had failed."""
         self._ids = array("i")  # not a list: the garbage collector would visit all ids of all requests
@@ -77,6 +80,11 @@ class TokenBuffer:
         A call should pass the length of its prompt at its start as `end`, because the buffer may grow during the call.
         """
         return self._ids[start:end].tolist()
+
+
+def hash_of(*parts: str | None) -> str | None:
+    """Return a hash of strings, such as a group and a salt, from which they cannot be read; None if all are None."""
+    return None if parts.count(None) == len(parts) else hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "top_logprobs", "seed", "retries", "max_retries")
@@ -380,7 +388,7 @@ Ability = Literal[
 log-probs of labels. `cached scores`: for scores and choices it reads only what is not in its prefix cache. `samples`:
 it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and
 margins. `json schema`: `generate` supports a schema. `penalties`: the presence and the frequency penalty also count the
-output before the call. `forget`: `forget` clears all caches.
+output before the call. `forget`: `forget` clears all caches, and groups are kept apart.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))

@@ -36,6 +36,7 @@ from stepspec.engines.protocol import (
     Verify,
     check_ids,
     check_room,
+    hash_of,
     most_likely,
     side_by_side,
 )
@@ -194,7 +195,8 @@ class VllmEngine:
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         params = _params(within(call.sampling, self._vocabulary), stop, call)
-        async with aclosing(self._outputs([*call.prompt.since(0), *call.after], params)) as outputs:
+        ids, salt = [*call.prompt.since(0), *call.after], hash_of(call.prompt.group, self._cache_salt)
+        async with aclosing(self._outputs(ids, salt, params)) as outputs:
             async for output in outputs:
                 delta = output.outputs[0]
                 num_passes += 1
@@ -239,10 +241,10 @@ class VllmEngine:
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self._vocab_size, prompt, continuation, *probe_ids)
         before = prompt.since(0)
-        ids = [*before, *continuation]
-        scored = self._scored(ids, len(prompt), call.top) if call.scores else self._next(ids)
+        ids, salt = [*before, *continuation], hash_of(prompt.group, self._cache_salt)
+        scored = self._scored(ids, salt, len(prompt), call.top) if call.scores else self._next(ids, salt)
         own, *labelled = await side_by_side(
-            scored, *(self._probed([*before, *probe.after(continuation)], probe.labels) for probe in probes)
+            scored, *(self._probed([*before, *probe.after(continuation)], salt, probe.labels) for probe in probes)
         )
         return replace(
             own,
@@ -251,39 +253,39 @@ class VllmEngine:
             passes=1 + len(probes),
         )
 
-    async def _next(self, ids: list[int]) -> Verification:
-        output = await self._one_token(ids)
+    async def _next(self, ids: list[int], salt: str | None) -> Verification:
+        output = await self._one_token(ids, salt)
         return Verification(None, None, _token(output), cached=output.num_cached_tokens or 0)
 
-    async def _scored(self, ids: list[int], start: int, top: int = 0) -> Verification:
+    async def _scored(self, ids: list[int], salt: str | None, start: int, top: int = 0) -> Verification:
         """Score the ids from position `start` on, by the route that works with the installed vLLM version."""
         if self._route == "fixed ids" and not top:
-            return await self._scored_by_ids(ids, start)
-        output = await self._one_token(ids, prompt_logprobs=max(1, top))
+            return await self._scored_by_ids(ids, salt, start)
+        output = await self._one_token(ids, salt, prompt_logprobs=max(1, top))
         rows = output.prompt_logprobs[start:]
         logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
         choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
         found = tuple(most_likely({id: entry.logprob for id, entry in row.items()}, top) for row in rows)
         return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0, top=found)
 
-    async def _scored_by_ids(self, ids: list[int], start: int) -> Verification:
+    async def _scored_by_ids(self, ids: list[int], salt: str | None, start: int) -> Verification:
         settings = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
-        output = await self._one_token(ids, **settings, skip_reading_prefix_cache=False)
+        output = await self._one_token(ids, salt, **settings, skip_reading_prefix_cache=False)
         if output.prompt_token_id_logprobs is None:  # the continuation is cached too, but without log-probs
-            output = await self._one_token(ids, **settings, skip_reading_prefix_cache=True)
+            output = await self._one_token(ids, salt, **settings, skip_reading_prefix_cache=True)
         rows: Any = output.prompt_token_id_logprobs
         logprobs = tuple(float(row[0]) for row in rows)
         return Verification(logprobs, None, _token(output), cached=output.num_cached_tokens or 0)
 
-    async def _probed(self, ids: list[int], labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
+    async def _probed(self, ids: list[int], salt: str | None, labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """Return the argmax token after the ids and the log-probabilities of the labels."""
-        output = await self._one_token(ids, logprobs=NUM_LOGPROBS)
+        output = await self._one_token(ids, salt, logprobs=NUM_LOGPROBS)
         logprobs: Mapping[int, Any] = output.outputs[0].logprobs[0]
         return _token(output), tuple(
             logprobs[label].logprob if label in logprobs else float("-inf") for label in labels
         )
 
-    async def _one_token(self, ids: list[int], **settings: Any) -> Any:
+    async def _one_token(self, ids: list[int], salt: str | None, **settings: Any) -> Any:
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -291,7 +293,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             **settings,
         )
-        async with aclosing(self._outputs(ids, params, JUDGING_FIRST)) as outputs:
+        async with aclosing(self._outputs(ids, salt, params, JUDGING_FIRST)) as outputs:
             async for output in outputs:
                 if output.finished:
                     self._note(len(ids), output.num_cached_tokens or 0, output)
@@ -301,24 +303,30 @@ class VllmEngine:
     async def _find_route(self) -> ScoreRoute:
         """Return `fixed ids` if vLLM supports it with the same scores, else `prompt logprobs`."""
         self._route = "prompt logprobs"
-        reference = await self._scored(TRIAL_IDS, 1)
+        reference = await self._scored(TRIAL_IDS, None, 1)
         try:
-            found = await self._scored_by_ids(TRIAL_IDS, 1)
+            found = await self._scored_by_ids(TRIAL_IDS, None, 1)
         except (ValueError, TypeError, EngineError, AttributeError):
             return "prompt logprobs"
         pairs = zip(found.logprobs or (), reference.logprobs or (), strict=True)
         return "fixed ids" if all(abs(one - other) < 0.1 for one, other in pairs) else "prompt logprobs"
 
-    async def _outputs(self, ids: list[int], params: SamplingParams, priority: int = 0) -> AsyncGenerator[Any, None]:
-        """Yield vLLM's outputs of one request. Closing the iterator aborts the request."""
+    async def _outputs(
+        self, ids: list[int], salt: str | None, params: SamplingParams, priority: int = 0
+    ) -> AsyncGenerator[Any, None]:
+        """Yield vLLM's outputs of one request. Closing the iterator aborts the request.
+
+        Prompts share cached prefixes only if they have the same salt.
+        """
         if self._closed:
             raise EngineError(f"The engine of {self.name} was closed.")
+        prompt: Any = {"prompt_token_ids": ids} | ({"cache_salt": salt} if salt else {})
         here, messages = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         async def pump() -> None:
             message: Any = None
             try:
-                request = self._llm.generate(self._prompt(ids), params, uuid.uuid4().hex, priority=priority)
+                request = self._llm.generate(prompt, params, uuid.uuid4().hex, priority=priority)
                 async for output in request:
                     here.call_soon_threadsafe(messages.put_nowait, output)
             except Exception as error:
@@ -333,10 +341,6 @@ class VllmEngine:
                 yield message
         finally:
             running.cancel()
-
-    def _prompt(self, ids: list[int]) -> Any:
-        """Return a prompt for vLLM. Prompts share cached prefixes only if they have the same salt."""
-        return {"prompt_token_ids": ids} | ({"cache_salt": self._cache_salt} if self._cache_salt else {})
 
     async def forget(self) -> None:
         """See `Engine.forget`. Later calls have a new cache salt, so they do not match earlier prefixes."""

@@ -59,6 +59,7 @@ STEP_EVENT = "stepspec.step.committed"
 LIMITS = ("max_tokens", "max_thinking_tokens", "max_thinking_s", "deadline_s", "enable_thinking", "reasoning_effort")
 LOGPROBS = ("logprobs", "top_logprobs")
 TEMPLATE = ("chat_template_kwargs", "draft_chat_template_kwargs")
+CACHE = ("session_id", "cache_salt")
 PER_CALL = (
     "model",
     "draft",
@@ -75,7 +76,7 @@ PER_CALL = (
     "tool_choice",
     "parallel_tool_calls",
     "response_format",
-    "session_id",
+    *CACHE,
 )
 """Settings that a call can override."""
 
@@ -139,6 +140,8 @@ class ChatStepSpec(BaseChatModel):
     session_id: str | None = None
     """Id of the conversation, by which routers and pools of servers find the replica that has read it. The default is
     the `thread_id` of LangGraph."""
+    cache_salt: str | None = None
+    """Cached text is reused only by calls with the same salt."""
     timeout: float | None = Field(default=None, alias="request_timeout")
     """Seconds after which a call fails."""
     max_retries: int | None = None
@@ -532,7 +535,7 @@ class _Call:
             **{name: self._setting(name) for name in LIMITS},
             **{name: self._setting(name) or {} for name in TEMPLATE},
             **{name: self._setting(name) for name in LOGPROBS},
-            session_id=self._setting("session_id"),
+            **{name: self._setting(name) for name in CACHE},
         )
 
 

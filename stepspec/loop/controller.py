@@ -112,7 +112,7 @@ def _result(request: Request) -> Result:
         times=ledger.times(),
         finish_reason=reason,
         num_prompt_tokens=len(request.prompt),
-        num_cached_tokens=ledger.cached or 0,
+        num_cached_tokens=(ledger.cached or 0) * (request.group is None or "forget" in request.target.abilities),
         tool_calls=tuple(answer.calls),
         thinks=request.tags is not None,
         not_proposed=_not_proposed(request),

@@ -68,6 +68,7 @@ class Evidence:
         own_step: in family `compare`, the step that the target has written at the same place.
         models: the judge models by name.
         ask: in family `compare`, asks the target a question before both steps.
+        group: see `TokenBuffer`. Judge models need it.
     """
 
     question: str
@@ -86,14 +87,21 @@ class Evidence:
     own_step: str = ""
     models: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
     ask: Callable[[Probe], Awaitable[Answer]] | None = None
+    group: str | None = None
 
     @classmethod
     def of(
-        cls, step: Proposal, question: str, committed: Sequence[Step], models: Mapping[str, JudgeModel]
+        cls,
+        step: Proposal,
+        question: str,
+        committed: Sequence[Step],
+        models: Mapping[str, JudgeModel],
+        group: str | None = None,
     ) -> "Evidence":
         """Return what is known of a draft's step before the target has read it."""
         ids = step.ids[: step.num_written]
-        return cls(question, committed, step.text, ids, step.logprobs, step.entropies, step.margins, models=models)
+        seen = ids, step.logprobs, step.entropies, step.margins
+        return cls(question, committed, step.text, *seen, models=models, group=group)
 
 
 class Judge(FileModel, ABC):

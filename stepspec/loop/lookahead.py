@@ -276,6 +276,7 @@ class Lookahead:
 
         evidence = replace(
             Evidence.of(step, request.question, [*request.transcript.steps, *place.steps], request.judges),
+            group=request.group,
             tokenizer=request.tokenizer,
             own_step=own.text,
             ask=ask,

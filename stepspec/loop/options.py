@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     logprobs: bool
     top_logprobs: int
     session_id: str | None
+    cache_salt: str | None
 
 
 def _option(default: Any, kind: Any, words: str) -> Any:
@@ -84,6 +85,8 @@ class RequestOptions:
         top_logprobs: number of the most likely tokens to list at each place, at most 20. Requires `logprobs`.
         session_id: id of the conversation, the same in all its requests. Routers and pools of servers send requests of
             one conversation to the same replica. It never changes a text.
+        cache_salt: the request reuses cached text only of requests with the same salt, so that nobody without it can
+            measure what was asked. Drafters that search past outputs keep to it, too.
 
     Raises:
         UsageError: a value has the wrong type, is out of range, or contradicts another value.
@@ -112,6 +115,7 @@ class RequestOptions:
     logprobs: bool = _option(False, bool, "True or False")
     top_logprobs: int = 0
     session_id: str | None = _option(None, (str, NoneType), "a string or None")
+    cache_salt: str | None = _option(None, (str, NoneType), "a string or None")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -133,7 +133,8 @@ class Request:
     starts_thinking: bool = True
     """Whether the text begins with thinking, or without tags, with steps. Else the target writes an answer."""
     session: str | None = None
-    """See `TokenBuffer`."""
+    """See `TokenBuffer`, also for `group`."""
+    group: str | None = None
     judged_steps: list[JudgedStep] | None = None
     """Receives the draft's steps with what was seen of them; None to record nothing."""
 
@@ -152,6 +153,7 @@ class Request:
             self.demands.stop_token_ids,
             thinks=self.starts_thinking,
             session=self.session,
+            group=self.group,
         )
         self.limits = Limits(self.demands, self.ledger, self.transcript)
         self.draft_is_far = isinstance(self.draft, Distant)
@@ -477,7 +479,7 @@ class Request:
             return passes[-1]
 
         with self.ledger.time("judge"):
-            evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges)
+            evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges, self.group)
             verdict = await self.ask_panel(evidence, verify)
         seen = passes[0] if passes else None
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them

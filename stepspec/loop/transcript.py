@@ -36,6 +36,7 @@ class Transcript:
         *,
         thinks: bool = True,
         session: str | None = None,
+        group: str | None = None,
     ) -> None:
         """
         Args:
@@ -46,9 +47,9 @@ class Transcript:
             answer: reads the answer.
             stop_token_ids: ids that end the answer like the tokenizer's own end tokens.
             thinks: whether the text begins with thinking, or for a model without tags, with steps.
-            session: see `TokenBuffer`.
+            session: see `TokenBuffer`, also for `group`.
         """
-        self.buffer = TokenBuffer(prompt, session)
+        self.buffer = TokenBuffer(prompt, session, group)
         self.steps: list[Step] = []
         self.answer = answer or AnswerReader()
         self.num_thought = 0

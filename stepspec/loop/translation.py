@@ -31,7 +31,13 @@ class TranslatedDraft:
     """The draft of one request, behind an interface in the target's ids."""
 
     def __init__(
-        self, draft: Engine, prompt: Sequence[int], tokenizer: Tokenizer, start: int, session: str | None = None
+        self,
+        draft: Engine,
+        prompt: Sequence[int],
+        tokenizer: Tokenizer,
+        start: int,
+        session: str | None = None,
+        group: str | None = None,
     ) -> None:
         """
         Args:
@@ -39,13 +45,13 @@ class TranslatedDraft:
             prompt: the request in the draft's ids, rendered with the draft's chat template.
             tokenizer: the target's tokenizer.
             start: length of the request in the target's ids.
-            session: see `TokenBuffer`.
+            session: see `TokenBuffer`, also for `group`.
         """
         self.name = draft.name
         self.tokenizer = tokenizer
         self.max_context = draft.max_context
         self._draft = draft
-        self._draft_buffer = TokenBuffer(prompt, session)
+        self._draft_buffer = TokenBuffer(prompt, session, group)
         self._start = start
         self._reader: TextReader | None = None
         self._ahead: dict[tuple[int, ...], tuple[int, ...]] = {}

@@ -212,6 +212,11 @@ class TextRequest(Body):
     session_id: str | None = Field(
         default=None, max_length=MAX_ID_CHARACTERS, description="Id of the conversation in logs, before `X-Session-ID`."
     )
+    cache_salt: str | None = Field(
+        default=None,
+        max_length=MAX_ID_CHARACTERS,
+        description="Cached text is reused only by requests with the same salt, within those of the key.",
+    )
     user: str | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
     stepspec: Speculation | None = Field(default=None, description="How to speculate.")
 

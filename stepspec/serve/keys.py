@@ -43,6 +43,8 @@ class KeyTable(FileModel):
     """Limit for prompt and committed tokens together."""
     priority: int = 0
     """Lowest priority number that its requests may have; requests with lower numbers run first."""
+    group: str | None = Field(default=None, min_length=1, max_length=MAX_NAME)
+    """Keys of one group reuse each other's cached prompts. By default, a key shares with no other."""
 
 
 class KeyFile(FileModel):
@@ -60,6 +62,8 @@ class Client:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     priority: int = 0
+    group: str | None = None
+    """What its requests share with, see `TokenBuffer`."""
 
 
 @dataclass
@@ -131,7 +135,7 @@ class Keys:
             digest = key_hash(key.strip())
             if digest in clients:
                 raise UsageError(f"Two API keys are the same: {clients[digest].name!r} and key {number} of it.")
-            clients[digest] = Client(f"{ENVIRONMENT} {number}")
+            clients[digest] = Client(f"{ENVIRONMENT} {number}", group=digest)
         if self.file is None:
             return clients
         limits: dict[str, tuple[int | None, int | None]] = {}
@@ -144,8 +148,8 @@ class Keys:
                 )
             if table.sha256 in clients:
                 raise UsageError(f"Two API keys are the same: {clients[table.sha256].name!r} and {table.name!r}.")
-            settings = table.model_dump(exclude={"sha256"})
-            clients[table.sha256] = Client(**settings)
+            group = table.sha256 if table.group is None else f"group {table.group}"  # which is no hash of a key
+            clients[table.sha256] = Client(**{**table.model_dump(exclude={"sha256"}), "group": group})
         return clients
 
 

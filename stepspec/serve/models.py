@@ -81,8 +81,8 @@ class ServedModel:
             if threshold is not None:
                 policy = self._policy(name).on(self.pair.target.abilities)[0].with_threshold(threshold)
             self._sessions[key] = StepSpec(policy=policy, pair=self.pair)
-            if len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            if len(self._sessions) > MAX_SESSIONS:  # thresholds of clients never displace what a policy has learned
+                del self._sessions[next(each for each in self._sessions if each[1] is not None)]
         self._sessions.move_to_end(key)
         return self._sessions[key]
 

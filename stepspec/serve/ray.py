@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepspec.api.loading import Pair, check_models
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
+from stepspec.engines.protocol import hash_of
 from stepspec.errors import StepSpecError
 from stepspec.loop.policy import load_policy
 from stepspec.serve.admission import RETRY_S, Entrance, Limits
@@ -259,10 +260,12 @@ class Front:
             await JSONResponse(error_body(error), status_of(error), headers_of(error))(scope, receive, send)
             return
         asked = {name: scope[name] for name in PASSED if name in scope}
-        session = header(scope, b"x-session-id") or ""
+        session = header(scope, b"x-session-id")
+        if session is not None:  # sessions of different keys have nothing in common
+            session = hash_of(header(scope, b"authorization"), session)
         for retries_left in reversed(range(1 + RETRIES)):
             begun = ended = is_stream = False
-            stream = self._models.options(stream=True, session_id=session).respond.remote(asked, body)
+            stream = self._models.options(stream=True, session_id=session or "").respond.remote(asked, body)
             try:
                 async for messages in stream:
                     for message in messages:

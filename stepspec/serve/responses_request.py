@@ -36,7 +36,7 @@ PASSED = (
         "structured_outputs",
     ),
     *("enable_thinking", "include_reasoning", "chat_template_kwargs", "draft_chat_template_kwargs"),
-    *("priority", "request_id", "session_id"),
+    *("priority", "request_id", "session_id", "cache_salt"),
 )
 """Fields that OpenAI's Responses API does not have, and that are the same as in a chat request."""
 

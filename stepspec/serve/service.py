@@ -1,6 +1,7 @@
 """The service behind the routes: checks who asks, prepares requests, and queues them."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -11,6 +12,7 @@ from fastapi import Request
 
 from stepspec.api.loading import Pair
 from stepspec.api.session import PreparedRequest, Question
+from stepspec.engines.protocol import hash_of
 from stepspec.serve.admission import Admission
 from stepspec.serve.bodies import read_body
 from stepspec.serve.errors import BusyError, RateError
@@ -22,6 +24,8 @@ from stepspec.serve.models import ServedModels
 from stepspec.serve.monitor import Monitor
 from stepspec.serve.settings import Settings
 from stepspec.serve.tokenize import TokenizeRequest
+
+logger = logging.getLogger("stepspec.serve")
 
 
 class TextBody(Protocol):
@@ -74,6 +78,10 @@ class Service:
         self.admission = Admission(settings.limits)
         self.monitor = Monitor(self.admission, pairs, policy)
         self.rates = Rates()
+        engines = {each for pair in pairs.values() for each in (pair.target, pair.draft) if each is not None}
+        for engine in engines if settings.keys.are_needed else ():
+            if "forget" not in engine.abilities:
+                logger.warning("%s keeps the texts of different keys in one cache, see SECURITY.md.", engine.name)
 
     def client(self, request: Request) -> Client:
         """Return the client that sends a request.
@@ -130,7 +138,11 @@ class Service:
         entry.request_id = asked.request_id or entry.request_id
         entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
         tokenizer = model.pair.target.tokenizer
-        options = replace(asked.options(tokenizer.end_ids, tokenizer.num_ids), session_id=entry.session_id)
+        options = replace(
+            asked.options(tokenizer.end_ids, tokenizer.num_ids),
+            session_id=entry.session_id,
+            cache_salt=hash_of(client.group, asked.cache_salt),
+        )
         prompts: list[PreparedRequest] = []
         for question in questions:
             prompts.append(await session.prepare(question, options))

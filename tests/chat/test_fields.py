@@ -60,7 +60,6 @@ IGNORED = {
     "prompt_cache_options": {"ttl": 1},
     "prompt_cache_retention": "24h",
     "safety_identifier": "a",
-    "cache_salt": "a",
     "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1},
     "media_io_kwargs": {"image": {}},
@@ -472,6 +471,7 @@ WRONG: Mapping[str, list[Any]] = {
     "logprobs": [None, 1],
     "top_logprobs": [-1, 21, 1, "1", True],
     "session_id": [5, True],
+    "cache_salt": [5, True],
 }
 
 

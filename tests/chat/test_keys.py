@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from following import FollowingEngine, following_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import Call, Reply
 from service import serving
 from typer.testing import CliRunner
@@ -20,6 +22,7 @@ from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
+from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.errors import NoKeyError, RateError
 from stepspec.serve.keys import ENVIRONMENT, Client, Rates, key_hash
 
@@ -66,6 +69,43 @@ def test_a_request_without_a_known_key_is_rejected_everywhere_but_at_open_routes
 
 def test_keys_of_file_and_environment_are_accepted(address: str) -> None:
     assert [ask(address, key).status_code for key in (KEY, OTHER)] == [200, 200]
+
+
+@pytest.mark.parametrize("header", [f"Basic {KEY}", KEY, f"Bearer{KEY}", f"Bearers {KEY}", f"Basic Bearer {KEY}"])
+def test_no_other_scheme_than_bearer_is_accepted(address: str, header: str) -> None:
+    assert httpx.get(f"{address}/models", headers={"Authorization": header}).status_code == 401
+
+
+@settings(max_examples=40)
+@given(st.text(st.characters(codec="latin-1"), max_size=9) | st.sampled_from(["bearer", "BEARER", "bEaReR"]))
+def test_a_scheme_is_bearer_in_any_case(scheme: str) -> None:
+    keys = Keys(None, {ENVIRONMENT: KEY})
+    if scheme in ("bearer", "BEARER", "bEaReR"):
+        assert keys.client(f"{scheme} {KEY}").group == key_hash(KEY)
+    else:
+        with pytest.raises(NoKeyError):
+            keys.client(f"{scheme} {KEY}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "floor", "has"),
+    [(-3, 5, 5), (None, 5, 5), (7, 5, 7), (None, -2, 0), (-3, -2, -2)],
+)
+def test_a_request_cannot_go_below_the_priority_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, floor: int, has: int
+) -> None:
+    tickets: list[Ticket] = []
+    slot = Admission.slot
+
+    def recorded(self: Admission, ticket: Ticket) -> Any:
+        tickets.append(ticket)
+        return slot(self, ticket)
+
+    monkeypatch.setattr(Admission, "slot", recorded)
+    with serving(following_pair(), settings=Settings(keys=Keys(key_file(tmp_path, priority=floor)))) as address:
+        headers = {"Authorization": f"Bearer {SLOW}"}
+        assert httpx.post(f"{address}/responses", json={"input": "a", "priority": asked}, headers=headers).is_success
+    assert [ticket.priority for ticket in tickets] == [has]
 
 
 def test_the_limit_of_a_key_is_429_with_the_time_to_wait(address: str) -> None:
@@ -161,13 +201,30 @@ def test_keys_in_the_environment_that_cannot_be_used_are_errors(keys: str, probl
 
 
 def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> None:
-    made = CliRunner().invoke(app, ["key", "ci", "--requests-per-minute", "5"])
+    made = CliRunner().invoke(app, ["key", "ci", "--requests-per-minute", "5", "--group", "builds"])
     assert made.exit_code == 0
     key = made.stderr.rpartition(" ")[2].strip()
     assert key not in made.stdout
     (tmp_path / "keys.toml").write_text(f"version = 1\n{made.stdout}")
     client = Keys(tmp_path / "keys.toml", {}).client(f"Bearer {key}")
-    assert (client.name, client.requests_per_minute) == ("ci", 5)
+    assert (client.name, client.requests_per_minute, client.group) == ("ci", 5, "group builds")
+
+
+def test_keys_share_a_group_only_if_they_name_it(tmp_path: Path) -> None:
+    tables = [
+        (KEY, f'group = "{key_hash(OTHER)}"'),
+        (SLOW, 'group = "a"'),
+        ("sk-" + "b" * 40, 'group = "a"'),
+        (OTHER, ""),
+    ]
+    text = "".join(f'[[keys]]\nname = "same"\nsha256 = "{key_hash(key)}"\n{group}\n' for key, group in tables)
+    (tmp_path / "keys.toml").write_text(f"version = 1\n{text}")
+    own = "sk-" + "e" * 40
+    keys = Keys(tmp_path / "keys.toml", {ENVIRONMENT: own})
+    groups = [keys.client(f"Bearer {key}").group for key in (*(key for key, _ in tables), own)]
+    assert groups[1] == groups[2]
+    assert None not in groups
+    assert len(set(groups)) == 4, "a group with the hash of another key as its name is not that key's"
 
 
 @pytest.mark.parametrize(

@@ -489,6 +489,7 @@ EXTRAS: Mapping[str, Any] = {
     "priority": 1,
     "request_id": "a",
     "session_id": "a",
+    "cache_salt": "a",
 }
 
 

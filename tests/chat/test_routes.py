@@ -105,6 +105,22 @@ def test_several_answers_to_one_chat_request(client: openai.OpenAI) -> None:
     assert [choice.message.content for choice in final.choices] == [ANSWER] * 3
 
 
+@pytest.mark.parametrize("seed", [None, 5, 2**31 - 1])
+def test_each_answer_to_a_prompt_has_random_numbers_of_its_own(seed: int | None) -> None:
+    pair = following_pair(thinks=False)
+    target: Any = pair.target
+    with serving(pair, "target") as address:
+        for path, body in (("chat/completions", {"messages": ASK}), ("completions", {"prompt": [PROMPT, PROMPT]})):
+            target.calls.clear()
+            fields = {**body, "n": 3, "seed": seed, "temperature": 1.0}
+            assert httpx.post(f"{address}/{path}", json=fields).status_code == 200
+            num_prompts = len(body.get("prompt", [PROMPT]))
+            seeds = sorted(call.sampling.seed for call in target.calls)
+            assert len(seeds) == 3 * num_prompts
+            assert len(set(seeds)) == 3
+            assert seed in (None, *seeds)
+
+
 def test_a_pair_and_its_policy_are_chosen_by_the_name_of_the_model(client: openai.OpenAI) -> None:
     for model, thinks, policy in (("plain", False, "specreason"), ("small@target", True, "target")):
         metrics = client.chat.completions.create(model=model, messages=ASK).model_extra["metrics"]["stepspec"]  # type: ignore[index]

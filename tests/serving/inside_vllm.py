@@ -75,6 +75,11 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
     await target.forget()
     forgot = [(await collect(target.generate(Generate(buffer, Sampling(), Stop(24))))).cached for _ in range(2)]
     found["forgot"] = forgot
+    found["groups"] = []
+    for group in ("a", "a", "b", None, "a"):
+        chunk = await collect(target.generate(Generate(TokenBuffer(buffer.since(0), group=group), Sampling(), Stop(4))))
+        verification = await target.verify(Verify(TokenBuffer(buffer.since(0), group=group), [5], scores=False))
+        found["groups"].append([chunk.cached > 0, verification.cached > 0])
     found["own speculation"] = target.own_speculation
     hot = Sampling(temperature=1.2, seed=3)
     found["hot"] = [

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from proxy import Call, Fault, Proxy, Script, ServerFixture
 
-from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
+from stepspec.engines.protocol import Generate, Probe, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.remote import RemoteEngine
 from stepspec.errors import EngineError
 from stepspec.mini import WEIGHTS
@@ -175,6 +175,40 @@ async def test_what_a_server_can_do_is_found_by_asking(
     assert (*flags, found.scores, found.schema_field) == expected
     assert found.shows_special
     assert ("cached scores" in engine.abilities) == (found.scores is not None)
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("script", "fields"),
+    [
+        (sglang, {"/v1/completions": "cache_salt", "/generate": "extra_key"}),
+        (tensorrt_llm, {}),
+        (tgi, {}),
+        (vllm, {"/v1/completions": "cache_salt", "/inference/v1/generate": "cache_salt"}),
+    ],
+    ids=["SGLang", "TensorRT-LLM", "TGI", "vLLM"],
+)
+async def test_calls_of_a_group_have_its_salt_on_servers_that_know_it(
+    server: ServerFixture, script: Script, fields: dict[str, str]
+) -> None:
+    proxy = server(script)
+    engine = load(proxy)
+    salts: dict[tuple[str | None, int], set[Any]] = {}
+    for number, group in enumerate((None, "a", "a", "b", "forget", "a")):
+        if group == "forget":
+            await engine.forget()
+            continue
+        start, prompt = len(proxy.calls), TokenBuffer([1, 2, 3], group=group)
+        await engine.verify(Verify(prompt, [5, 6], [Probe((7,), (1,))], scores=bool(engine.server.scores)))
+        calls = proxy.calls[start:]
+        assert {call.path for call in calls} >= fields.keys()
+        salts[group, number] = {call.fields.get(fields.get(call.path, "cache_salt")) for call in calls}
+    assert salts["a", 1] == salts["a", 2]
+    assert all(len(each) == 1 for each in salts.values())
+    different = [salts[each].pop() for each in ((None, 0), ("a", 1), ("b", 3), ("a", 5))]
+    assert len(set(different)) == (4 if fields else 1)
+    assert different[0] is None
+    assert all(len(salt) == 64 for salt in different[1:] if fields), "vLLM takes at most 128 plain characters"
     await engine.aclose()
 
 

@@ -91,6 +91,8 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     assert all(found["hot"])
     assert found["cached"][-1][0] > found["cached"][0][0], "the prefix cache does not serve generated tokens"
     assert found["forgot"][0] == 0 < found["forgot"][1], "`forget` did not clear the cache, or it does not fill again"
+    # After `forget`, the calls without a group filled its cache. A verification finds what the text before it has read.
+    assert found["groups"] == [[False, True], [True, True], [False, True], [True, True], [True, True]]
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
     assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]

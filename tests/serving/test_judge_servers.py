@@ -93,6 +93,27 @@ async def test_embeddings_have_length_one_and_the_order_of_their_texts(server: S
     await judge.aclose()
 
 
+async def test_rewards_of_a_group_have_its_salt_and_session(server: Server) -> None:
+    asked: list[Call] = []
+
+    def script(call: Call) -> Any:
+        asked.append(call)
+        return rewards([0.5])(call)
+
+    judge = RemoteJudge.load(server(script))
+    asked.clear()
+    for group in (None, "a", "a", "b"):
+        await judge.reward(QUESTION, STEPS, group)
+    await judge.forget()
+    await judge.reward(QUESTION, STEPS, "a")
+    none, one, again, other, later = ((call.fields.get("cache_salt"), call.headers["x-session-id"]) for call in asked)
+    assert none[0] is None
+    assert one == again
+    assert len({none, one, other, later}) == len({none[0], one[0], other[0], later[0]}) == 4
+    assert len({none[1], one[1], other[1]}) == 3
+    await judge.aclose()
+
+
 @pytest.mark.parametrize(
     ("data", "reward"),
     [([0.25], 0.25), ([0.1, 0.9], 0.9), ([[0.5], [0.25]], 0.25), ([[0.5, 0.5], [0.25, 0.75]], 0.75)],

@@ -213,6 +213,15 @@ async def test_forget_clears_the_prefix_cache(remote: RemoteEngine) -> None:
     assert [await cached() > 0 for _ in range(2)] == [False, True]
 
 
+async def test_groups_do_not_share_the_prefix_cache(remote: RemoteEngine) -> None:
+    ids = [*prompts(remote.tokenizer)[0], *prompts(remote.tokenizer)[1]] * 2
+
+    async def cached(group: str | None) -> int:
+        return (await collect(remote.generate(Generate(TokenBuffer(ids, group=group), Sampling(), Stop(8))))).cached
+
+    assert [await cached(group) > 0 for group in ("a", "a", "b", None, "b")] == [False, True, False, False, True]
+
+
 async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[2]
     chunk = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(150))))

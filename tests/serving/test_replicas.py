@@ -88,6 +88,29 @@ async def test_requests_of_a_conversation_and_texts_with_a_common_beginning_go_t
     assert sorted(new - old for new, old in zip(served(proxies), before, strict=True)) == [0, 8]
 
 
+async def test_conversations_and_texts_of_two_groups_have_nothing_in_common(two: Any) -> None:
+    _, proxies, engine = two
+    engine.max_context = 1_000
+    for known in engine._replicas:
+        known.engine.max_context = 1_000
+    long = [7] * 100
+    first, second = engine._replicas
+    await write(engine, TokenBuffer(long, "one", "a"))
+    at = served(proxies).index(1)
+    (first, second)[at].num_open = 1  # a text without a known place goes to the other one
+    for buffer, goes_along in [
+        (TokenBuffer([5], "one", "a"), True),
+        (TokenBuffer(long, group="a"), True),
+        (TokenBuffer([5], "one", "b"), False),
+        (TokenBuffer([5], "one"), False),
+        (TokenBuffer(long, group="c"), False),
+        (TokenBuffer(long), False),
+    ]:
+        before = served(proxies)
+        await write(engine, buffer)
+        assert (served(proxies)[at] > before[at]) == goes_along
+
+
 async def test_other_texts_go_to_the_server_with_the_fewest_calls_even_if_another_has_their_beginning(two: Any) -> None:
     _, proxies, engine = two
     first, second = engine._replicas

@@ -13,6 +13,7 @@ from tiny_models import (
     make_model,
     make_network,
     noisy_copy,
+    piece,
     random_ids,
     serving,
     slow_logits,
@@ -61,6 +62,24 @@ async def test_they_are_those_of_the_model(
     for prompt, chunk in zip(PROMPTS, chunks, strict=True):
         assert_of_the_model(network, prompt, chunk)
     assert (plain.ids, plain.logprobs, plain.entropies) == (chunks[0].ids, None, None)
+
+
+@pytest.mark.parametrize("ends_with", ["a token", "a delimiter"])
+async def test_a_text_that_ends_within_a_round_has_no_values_of_tokens_behind_its_end(
+    network: PreTrainedModel, ends_with: str
+) -> None:
+    """Every drafted token is accepted, so that the round has further tokens."""
+    async with serving(make_model(network), make_model(network)) as engine:
+        call = Generate(TokenBuffer(PROMPTS[0]), Sampling(), Stop(24), Drafting("draft-model", 7), logprobs=True)
+        ids = (await collect(engine.generate(call))).ids
+        for index in range(14):
+            stop = (
+                Stop(24, (piece(ids[index]),)) if ends_with == "a delimiter" else Stop(24, (), frozenset({ids[index]}))
+            )
+            chunk = await collect(engine.generate(replace(call, prompt=TokenBuffer(PROMPTS[0]), stop=stop)))
+            assert chunk.ids == ids[: ids.index(ids[index]) + 1]
+            assert len(chunk.logprobs or ()) == len(chunk.entropies or ()) == len(chunk.margins or ()) == len(chunk.ids)
+            assert_of_the_model(network, PROMPTS[0], chunk)
 
 
 async def test_a_draft_vocabulary_is_the_whole_distribution(network: PreTrainedModel) -> None:

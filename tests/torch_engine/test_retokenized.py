@@ -88,6 +88,25 @@ async def test_a_text_that_goes_on_in_further_calls_is_read_once() -> None:
             buffer.append(chunk.ids)
 
 
+async def test_a_text_of_another_group_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, read = make_network(llama_config()), list[int]()
+    async with drafted(network, reordered(network)) as engine:
+        drafter = engine._drafter
+        assert drafter is not None
+        extend = drafter.extend
+
+        def counting(slots: Sequence[int], ids: Sequence[Sequence[int]], **options: object) -> object:
+            read.append(sum(map(len, ids)))
+            return extend(slots, ids, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(drafter, "extend", counting)
+        for group, goes_on in (("a", False), ("a", True), ("b", False), (None, False), ("b", True)):
+            read.clear()
+            call = Generate(TokenBuffer(PROMPTS[3], group=group), Sampling(), Stop(3), Drafting("draft-model", 1))
+            await collect(engine.generate(call))
+            assert (sum(read) < len(PROMPTS[3])) == goes_on
+
+
 async def test_sampled_output_is_the_same_with_and_without_drafts() -> None:
     """A guess without a distribution is accepted where the target samples the same token."""
     network = make_network(llama_config())

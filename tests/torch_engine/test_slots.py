@@ -1,15 +1,20 @@
 """The slot table: a call reads only what its slot has not read, and slots are reused in the right order."""
 
+import asyncio
 import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import llama_config, make_model, make_network, random_ids, slow_logits
+from tiny_models import llama_config, make_model, make_network, make_tokenizer, noisy_copy, random_ids, slow_logits
 
-from stepspec.engines.protocol import TokenBuffer
-from stepspec.engines.torch_engine.slots import Slot, SlotTable
+from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.drafters.suffix import MAX_COLLECTIONS
+from stepspec.engines.torch_engine.engine import TorchEngine
+from stepspec.engines.torch_engine.slots import Slot, SlotTable, common_prefix
 
 
 @pytest.fixture
@@ -216,3 +221,92 @@ def test_a_call_reads_its_own_prompt_however_its_buffer_has_grown_since(
         GROWING.remember(slot, buffer, len(prompt), [*after, *beyond])
         GROWING.release(slot)
         GROWING.check()
+
+
+BASE = random_ids(20, seed=5)
+TEXTS = st.builds(lambda cut, tail: [*BASE[:cut], *tail], st.integers(1, 20), st.lists(st.integers(0, 2), max_size=20))
+GROUPS = st.sampled_from([None, "a", "b"])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(GROUPS, TEXTS, IDS, st.booleans()), max_size=8))
+@torch.inference_mode()
+def test_a_call_finds_no_more_in_the_cache_than_the_texts_of_its_own_group_have(
+    calls: list[tuple[str | None, list[int], list[int], bool]],
+) -> None:
+    table, alive = SlotTable(GROWING.model, max_slots=2), list[TokenBuffer]()
+    for slot in range(2):
+        table.model.rollback(slot, 0)
+    texts: dict[str | None, list[list[int]]] = {None: [], "a": [], "b": []}
+    for group, ids, beyond, is_kept in calls:
+        buffer = TokenBuffer(ids, group=group)
+        if is_kept:
+            alive.append(buffer)
+        slot, read = use(table, buffer, beyond)
+        found = len(ids) + len(beyond) - len(read)
+        assert found <= max((common_prefix(ids, text) for text in texts[group]), default=0)
+        texts[group].append([*ids, *beyond])
+        logits = table.model.with_own_cache().extend([0], [[*ids, *beyond]])[0]
+        table.model.rollback(slot.index, len(slot.ids) - 1)
+        again = table.model.extend([slot.index], [slot.ids[-1:]])[0]
+        assert torch.allclose(again[-1], logits[-1], atol=1e-4), "what the slot held before shows through"
+
+
+class Engines:
+    """Two engines of one model, with suffix drafts: of one, all groups use the same; of the other, one at a time."""
+
+    def __init__(self) -> None:
+        draft = make_model(noisy_copy(NETWORK, 0.1))
+        self.loop = asyncio.new_event_loop()
+        self.shared, self.apart = (TorchEngine(make_model(NETWORK), make_tokenizer(), draft) for _ in range(2))
+
+    def run(
+        self, engine: TorchEngine, calls: Sequence[tuple[str | None, list[int], Drafting]]
+    ) -> list[tuple[Any, ...]]:
+        """Return what a client can see of its calls: ids, cached tokens, passes, drafted and accepted tokens."""
+
+        async def run() -> list[tuple[Any, ...]]:
+            await engine.forget()
+            chunks = [
+                await collect(engine.generate(Generate(TokenBuffer(ids, group=group), Sampling(), Stop(8), how)))
+                for group, ids, how in calls
+            ]
+            return [(each.ids, each.cached, each.passes, each.drafted, each.accepted) for each in chunks]
+
+        return self.loop.run_until_complete(run())
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    found = Engines()
+    yield found
+    for engine in (found.shared, found.apart):
+        found.loop.run_until_complete(engine.aclose())
+    found.loop.close()
+
+
+DRAFTINGS = st.sampled_from(
+    [Drafting(), Drafting("suffix", 3), Drafting("draft-model", 3), Drafting("suffix", 3, archive="x")]
+)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(GROUPS, st.sampled_from([BASE, BASE[:18], [*BASE, 1]]), DRAFTINGS), min_size=2, max_size=6))
+def test_what_a_client_sees_does_not_depend_on_the_texts_of_other_groups(
+    engines: Engines, calls: list[tuple[str | None, list[int], Drafting]]
+) -> None:
+    for engine in (engines.shared, engines.apart):
+        suffix: Any = engine._drafters.get("suffix")
+        suffix._past.clear()  # `forget` preserves named archives
+    together = engines.run(engines.shared, calls)
+    for group in (None, "a", "b"):
+        own = [call for call in calls if call[0] == group]
+        seen = [each for each, call in zip(together, calls, strict=True) if call[0] == group]
+        assert engines.run(engines.apart, own) == seen
+
+
+def test_the_number_of_collections_of_past_outputs_is_bounded(engines: Engines) -> None:
+    """Clients choose their salts, so they choose the number of groups."""
+    suffix: Any = engines.shared._drafters.get("suffix")
+    engines.run(engines.shared, [(str(number), BASE, Drafting("suffix", 3)) for number in range(MAX_COLLECTIONS + 9)])
+    assert len(suffix._past) == MAX_COLLECTIONS

@@ -29,13 +29,13 @@ class Conversation:
             tokenizer: the model's tokenizer.
             buffer: the prompt of the request.
             as_ids: whether to send token ids; otherwise text.
-            cache_salt: calls share cached prefixes on the server only if they have the same salt.
+            cache_salt: calls share cached prefixes on the server only if they have the same salt; None sends none.
         """
         self._routing = address.routing
         self.headers: dict[str, str] = {**self._routing.headers, self._routing.header: _header_safe(buffer.session)}
         self._reader = TextReader(tokenizer, buffer)
         self._as_ids = as_ids
-        self._salt = {"cache_salt": cache_salt} if cache_salt else {}
+        self._salt = cache_salt
         self._json = bytearray()
 
     def replay(self, headers: Mapping[str, str]) -> None:
@@ -73,7 +73,9 @@ class Conversation:
             fields = {**fields, "nvext": {"agent_hints": {"osl": fields.get("max_tokens", 1)}}}
         if len(suffixes) > 1:
             prompts = b"[" + prompts + b"]"
-        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields, **self._salt})[1:].encode()))
+        if self._salt is not None:  # SGLang's own route has another name for it
+            fields = {**fields, "extra_key" if name == "input_ids" else "cache_salt": self._salt}
+        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps(fields)[1:].encode()))
 
 
 def _header_safe(session: str | None) -> str:

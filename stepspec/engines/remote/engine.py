@@ -38,6 +38,7 @@ from stepspec.engines.protocol import (
     Verify,
     check_ids,
     check_room,
+    hash_of,
     most_likely,
     side_by_side,
 )
@@ -450,9 +451,10 @@ class RemoteEngine:
 
     def _conversation(self, prompt: TokenBuffer) -> Conversation:
         if prompt not in self._conversations:
-            as_ids = self._server.takes_ids
+            server = self._server
+            salt = hash_of(prompt.group, self._cache_salt) if server.may_take_salt else None
             self._conversations[prompt] = Conversation(
-                self.address, self.tokenizer, prompt, as_ids=as_ids, cache_salt=self._cache_salt
+                self.address, self.tokenizer, prompt, as_ids=server.takes_ids, cache_salt=salt
             )
         return self._conversations[prompt]
 
@@ -480,7 +482,7 @@ class RemoteEngine:
 
     async def forget(self) -> None:
         """See `Engine.forget`. Later requests have a new cache salt, if the server supports one."""
-        if self._server.takes_salt:
+        if self._server.may_take_salt:
             self._cache_salt = uuid.uuid4().hex
 
     async def aclose(self) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
+from stepspec.engines.protocol import hash_of
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Count, validated
 from stepspec.engines.remote.client import Wire
@@ -115,7 +116,7 @@ class RemoteJudge:
         self._server = server
         self._ids = None if tokenizer is None else RewardIds(tokenizer)
         self._wire = Wire(address)
-        self._salt: dict[str, str] = {}
+        self._cache_salt: str | None = None
         self._name = uuid.uuid4().hex
 
     @classmethod
@@ -144,18 +145,18 @@ class RemoteJudge:
             check_reward_tokenizer(tokenizer, server.model)
         return cls(address, server, tokenizer, title)
 
-    async def reward(self, prompt: str, steps: Sequence[str]) -> float:
+    async def reward(self, prompt: str, steps: Sequence[str], group: str | None = None) -> float:
         """See `JudgeModel.reward`."""
         assert self._ids is not None
-        found = await self._ask(f"{self._address.root}/pooling", self._ids.of(prompt, steps), prompt)
+        found = await self._ask(f"{self._address.root}/pooling", self._ids.of(prompt, steps), prompt, group)
         value = validated(_Pooled, self._address, found, "reward").values[-1]
         if not 0 <= value <= 1:
             raise nonsense(self._address, f"a reward of {value:g}, which is not between 0 and 1")
         return value
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    async def embed(self, texts: Sequence[str], group: str | None = None) -> list[list[float]]:
         """See `JudgeModel.embed`."""
-        found = await self._ask(f"{self._address.base}/embeddings", list(texts), texts[0])
+        found = await self._ask(f"{self._address.base}/embeddings", list(texts), texts[0], group)
         items = validated(_Embedded, self._address, found, "list of embeddings").data
         by_index = {item.index: item.embedding for item in items}
         if len(items) != len(texts) or by_index.keys() != set(range(len(texts))):
@@ -168,12 +169,14 @@ class RemoteJudge:
             raise nonsense(self._address, "an embedding of zeros")
         return [value / length for value in embedding]
 
-    async def _ask(self, url: str, input: object, text: str) -> Any:
-        """Send a request. Requests about the same text have the same session, for routers."""
+    async def _ask(self, url: str, input: object, text: str, group: str | None) -> Any:
+        """Send a request. Requests of a group about the same text have the same session, for routers."""
         fields = {"model": self._server.model, "input": input, "encoding_format": "float"}
-        session = hashlib.sha256(f"{self._name}{text}".encode()).hexdigest()[:32]
+        if self._server.takes_salt and (salt := hash_of(group, self._cache_salt)) is not None:
+            fields["cache_salt"] = salt
+        session = hashlib.sha256(f"{self._name}{group or ''}{text}".encode()).hexdigest()[:32]
         headers = {**self._address.routing.headers, self._address.routing.header: session}
-        found, _ = await self._wire.ask(url, json.dumps(fields | self._salt).encode(), headers)
+        found, _ = await self._wire.ask(url, json.dumps(fields).encode(), headers)
         return found
 
     def describe(self) -> dict[str, str | None]:
@@ -184,7 +187,7 @@ class RemoteJudge:
     async def forget(self) -> None:
         """See `JudgeModel.forget`. Later calls have a new cache salt, if the server supports one."""
         if self._server.takes_salt:
-            self._salt = {"cache_salt": uuid.uuid4().hex}
+            self._cache_salt = uuid.uuid4().hex
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""

@@ -112,8 +112,8 @@ class Affinity:
 
 
 def _blocks(buffer: TokenBuffer) -> Generator[int]:
-    """Yield hashes of the blocks of a text, each with those before."""
-    key = 0
+    """Yield hashes of the blocks of a text, each with its group and the blocks before."""
+    key = hash(buffer.group)
     for start in range(0, min(len(buffer), BLOCK * MOST_BLOCKS) - BLOCK + 1, BLOCK):
         key = hash((key, *buffer.since(start, start + BLOCK)))
         yield key

@@ -58,6 +58,11 @@ class Server:
     takes_salt: bool
     """Whether calls with a new `cache_salt` do not match earlier prefixes."""
 
+    @property
+    def may_take_salt(self) -> bool:
+        """Whether to send salts. SGLang keeps calls apart by them in later versions, and ignores them in others."""
+        return self.takes_salt or self.kind.startswith("SGLang")
+
     @classmethod
     def found(cls, address: Address) -> "Server":
         """Detect the features of the server at an address.

@@ -43,7 +43,7 @@ class TorchJudge:
         self._weights = weights
         self._max_context = int(getattr(network.config, "max_position_embeddings", None) or 1 << 30)
         self._dtype, self._device = network.dtype, network.device
-        self._texts: OrderedDict[tuple[int, ...], DynamicCache] = OrderedDict()
+        self._texts: OrderedDict[tuple[str | None, tuple[int, ...]], DynamicCache] = OrderedDict()  # by group and ids
         self._num_parameters = sum(parameter.numel() for parameter in network.parameters())
         self._thread = ThreadPoolExecutor(1, f"judge {name}", self._begin)
 
@@ -81,11 +81,11 @@ class TorchJudge:
             check_reward_tokenizer(tokenizer, name)
         return cls(network.to(device).eval(), tokenizer, title, weights_hash(name))
 
-    async def reward(self, prompt: str, steps: Sequence[str]) -> float:
+    async def reward(self, prompt: str, steps: Sequence[str], group: str | None = None) -> float:
         """See `JudgeModel.reward`."""
-        return await self._run(self._reward, self._ids.of(prompt, steps))
+        return await self._run(self._reward, self._ids.of(prompt, steps), group)
 
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    async def embed(self, texts: Sequence[str], group: str | None = None) -> list[list[float]]:
         """See `JudgeModel.embed`."""
         return await self._run(self._embed, [self._tokenizer.own(text)["input_ids"] for text in texts])
 
@@ -123,18 +123,19 @@ class TorchJudge:
             use_threads(default_threads(self._num_parameters))
 
     @torch.inference_mode()
-    def _reward(self, ids: tuple[int, ...]) -> float:
+    def _reward(self, ids: tuple[int, ...], group: str | None) -> float:
         self._check_room(len(ids))
-        held = max(self._texts, key=lambda text: common_prefix(text, ids), default=())
+        own = (text for of, text in self._texts if of == group)
+        held = max(own, key=lambda text: common_prefix(text, ids), default=())
         length = min(common_prefix(held, ids), len(ids) - 1)
         if 2 * length < len(held):  # another text with the same beginning, which may go on
             held, length = (), 0
-        cache = self._texts.pop(held) if held else DynamicCache()
+        cache = self._texts.pop((group, held)) if held else DynamicCache()
         if length < len(held):
             cache.crop(length - len(held))  # a negative number removes as many
         read = torch.tensor([ids[length:]], device=self._device)
         last = self._body(input_ids=read, past_key_values=cache, use_cache=True).last_hidden_state[0, -1]
-        self._texts[ids] = cache
+        self._texts[group, ids] = cache
         while len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)
         assert self._head is not None

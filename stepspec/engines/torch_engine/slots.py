@@ -1,7 +1,7 @@
 """Prefix caching: which sequence each slot of a cache holds, so that a call reads only what no slot has read.
 
 A released slot keeps its contents until it is reused. A call on a text that a slot follows continues in that slot. A
-new text takes over or copies the longest prefix that any slot shares with it.
+new text takes over or copies the longest prefix that any slot of its group shares with it.
 """
 
 import weakref
@@ -30,6 +30,8 @@ class Slot:
     index: int
     ids: list[int] = field(default_factory=list)
     buffer: "weakref.ref[TokenBuffer] | None" = None
+    group: str | None = None
+    """The group of the buffer, which may be gone."""
     agreed: int = 0
     busy: bool = False
     last_used: int = 0
@@ -53,9 +55,10 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()) -> Slot | None:
-        """Return a slot for a call on the buffer, with the longest prefix that any slot holds; None if all are busy.
+        """Return a slot for a call on the buffer; None if all are busy.
 
-        Several slots follow the buffer if calls on it overlapped. The one with the most of the call's text is chosen.
+        The slot gets the longest prefix that any slot of the buffer's group holds. Several slots follow the buffer if
+        calls on it overlapped. The one with the most of the call's text is chosen.
         """
         idle = [slot for slot in self._slots if not slot.busy]
         if not idle:
@@ -72,7 +75,8 @@ class SlotTable:
     def _claim(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
         """Make an idle slot follow a buffer that no idle slot follows, and return it."""
         ids = buffer.since(0)
-        shared = {slot.index: common_prefix(slot.ids, ids) for slot in self._slots if slot.ids}
+        group = buffer.group
+        shared = {slot.index: common_prefix(slot.ids, ids) for slot in self._slots if slot.ids and slot.group == group}
         source = max(shared, key=lambda index: shared[index], default=None)
         slot = min(idle, key=_reuse_order)
         if source is None or shared[source] < LEAST_PREFIX:
@@ -84,7 +88,7 @@ class SlotTable:
             elif source != slot.index:
                 self.model.cache.copy_slot(source, slot.index, length)
         self.model.rollback(slot.index, length)
-        slot.ids, slot.buffer, slot.agreed = ids[:length], weakref.ref(buffer), length
+        slot.ids, slot.buffer, slot.group, slot.agreed = ids[:length], weakref.ref(buffer), group, length
         return slot
 
     def release(self, slot: Slot) -> None:

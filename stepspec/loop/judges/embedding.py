@@ -25,5 +25,5 @@ class EmbeddingJudge(ThresholdJudge):
     async def score(self, evidence: Evidence) -> float:
         """Return the cosine, from -1 to 1."""
         steps = [evidence.own_step.strip(), evidence.step.strip()]
-        own, draft = await evidence.models[self.model].embed(steps)
+        own, draft = await evidence.models[self.model].embed(steps, evidence.group)
         return sum(a * b for a, b in zip(own, draft, strict=True))

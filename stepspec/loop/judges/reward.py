@@ -24,4 +24,4 @@ class RewardJudge(ThresholdJudge):
     async def score(self, evidence: Evidence) -> float:
         """Return the reward, from 0 to 1."""
         steps = [step.text for step in evidence.committed]
-        return await evidence.models[self.model].reward(evidence.question, [*steps, evidence.step])
+        return await evidence.models[self.model].reward(evidence.question, [*steps, evidence.step], evidence.group)

@@ -24,7 +24,7 @@ class _Committed:
     """The draft's ids of a buffer, and the reader of the target's."""
 
     reader: TextReader
-    ids: TokenBuffer = field(default_factory=lambda: TokenBuffer(()))
+    ids: TokenBuffer
 
 
 @dataclass
@@ -125,7 +125,8 @@ class Retokenized(Drafter):
     def _committed(self, row: BatchRow) -> _Committed:
         """Return the draft's ids of a row's buffer."""
         if row.buffer not in self._buffers:
-            self._buffers[row.buffer] = _Committed(TextReader(self._target, weakref.proxy(row.buffer)))
+            reader = TextReader(self._target, weakref.proxy(row.buffer))
+            self._buffers[row.buffer] = _Committed(reader, TokenBuffer((), group=row.buffer.group))
         found = self._buffers[row.buffer]
         text = found.reader.read(max(found.reader.position, row.prompt_length), to_the_end=False)
         found.ids.append(self._own.encode(text))

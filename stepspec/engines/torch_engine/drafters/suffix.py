@@ -4,7 +4,7 @@ Agents repeat themselves from request to request. The length of a guess depends 
 next, so a rare continuation costs little.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +24,10 @@ LEAST_SHARE = 0.1
 """A guess ends when its total probability, estimated from frequencies, falls below this."""
 
 MAX_PAST = 32_000
-"""Maximum number of tokens of past outputs to store. The oldest half is dropped first."""
+"""Maximum number of tokens of past outputs to store in a collection. The oldest half is dropped first."""
+
+MAX_COLLECTIONS = 16
+"""Maximum number of collections of past outputs, one for each group and archive. The least recently used is dropped."""
 
 
 class Occurrences:
@@ -62,12 +65,12 @@ class Occurrences:
 
 
 class Suffix(Drafter):
-    """Looks up tokens in the row's text and hint, and in the outputs of calls that have ended."""
+    """Looks up tokens in the row's text and hint, and in the outputs of calls of its group that have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._texts = Library(Occurrences, DEPTH)
-        self._past: defaultdict[str, list[Occurrences]] = defaultdict(lambda: [Occurrences()])  # by archive
+        self._past: OrderedDict[tuple[str | None, str], list[Occurrences]] = OrderedDict()  # by group and archive
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
@@ -75,7 +78,7 @@ class Suffix(Drafter):
 
     def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
-        sources = (texts.own, texts.buffer, *self._past[row.drafting.archive])
+        sources = (texts.own, texts.buffer, *self._past_of(row))
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
         while SHORTEST <= len(text) < start + count:
@@ -92,13 +95,22 @@ class Suffix(Drafter):
         return text[start:]
 
     def release(self, row: BatchRow) -> None:
-        """See `Drafter.release`. The row's output is added to the past outputs of its archive."""
+        """See `Drafter.release`. The row's output is added to the past outputs of its group and archive."""
         self._texts.close(row)
-        past = self._past[row.drafting.archive]
+        past = self._past_of(row)
         past[-1].append(row.beyond[row.num_after :])
         if len(past[-1]) > MAX_PAST // 2:
-            self._past[row.drafting.archive] = [past[-1], Occurrences()]
+            past[:] = [past[-1], Occurrences()]
+
+    def _past_of(self, row: BatchRow) -> list[Occurrences]:
+        key = row.buffer.group, row.drafting.archive
+        past = self._past.setdefault(key, [Occurrences()])
+        self._past.move_to_end(key)
+        if len(self._past) > MAX_COLLECTIONS:
+            self._past.popitem(last=False)
+        return past
 
     def forget(self) -> None:
         """See `Drafter.forget`. Named archives are preserved."""
-        self._past.pop("", None)
+        for key in [key for key in self._past if not key[1]]:
+            del self._past[key]

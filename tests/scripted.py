@@ -98,8 +98,9 @@ class WordTokenizer:
         chunks = [chunk for index, part in enumerate(parts) for chunk in (part if index % 2 else [part])]
         return [id for chunk in chunks for id in self.encode(chunk)]
 
-    def writes_special(self, text: str) -> bool:
-        return self.encode(text) != self.encode_text(text)
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        found = (match.span() for match in re.finditer(self._special, text))
+        return [(start, end) for start, end in found if len(self.encode(text[start:end])) == 1]
 
     max_token_bytes: int | None = None
     start_ids: Sequence[int] = ()

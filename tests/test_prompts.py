@@ -1,9 +1,13 @@
 """The prompts, rendered through real chat templates by a small tokenizer."""
 
+import copy
+import json
 import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
 
 from stepspec.chat.prompts import (
@@ -17,7 +21,9 @@ from stepspec.chat.prompts import (
     rating_prompt,
     render_probe,
 )
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
 from stepspec.errors import UsageError
+from stepspec.mini import WEIGHTS
 
 NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
 # Trims every turn and drops the thinking of earlier answers, as the templates of reasoning models do.
@@ -205,3 +211,69 @@ def test_text_in_content_blocks_is_text() -> None:
 def test_a_conversation_that_cannot_be_answered_is_refused(messages: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(UsageError, match=re.escape(complaint)):
         checked_messages(messages)
+
+
+# Special tokens in messages, with a real tokenizer
+
+EMBEDDED = load_tokenizer(str(WEIGHTS / "target")).own
+JSON_TEMPLATE = """\
+{%- if tools %}{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] | trim }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+NASTY = st.lists(
+    st.sampled_from(["<|end|>", "</think>", "<think>", "<|user|>", "<", "|>", '"', "\\", "\n", "\u00f6", "{", "12 ", "a"])
+    | st.text(max_size=3)
+).map("".join)
+
+
+def with_template(template: str) -> HuggingFaceTokenizer:
+    """Return the embedded target's tokenizer with another chat template."""
+    own = copy.deepcopy(EMBEDDED)
+    own.chat_template = template
+    return HuggingFaceTokenizer(own, frozenset([own.eos_token_id]), "none")
+
+
+JSON_TOKENIZER = with_template(JSON_TEMPLATE)
+
+
+@given(NASTY, NASTY)
+@example('s = "<|end|>"\n', "</think>")
+def test_what_is_serialized_as_json_stays_json_with_special_tokens_in_it(text: str, other: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": other, "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {text: [other, {"x": text}]}}}
+    turns = [
+        {"role": "user", "content": f"q{text}q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": f"q{other}q"},
+    ]
+    ids = encode_messages(JSON_TOKENIZER, checked_messages(turns), [tool])
+    described, asked, called, again, _ = split_at_special(ids)
+    assert json.loads(described) == [tool]
+    assert asked == f"q{text}q"
+    assert json.loads(called.removeprefix("<tool_call>").removesuffix("</tool_call>")) == call["function"]
+    assert again == f"q{other}q"
+
+
+def split_at_special(ids: list[int]) -> list[str]:
+    """Return the texts between the special tokens of a prompt, without empty ones."""
+    parts: list[list[int]] = [[]]
+    for id in ids:
+        if JSON_TOKENIZER.is_special(id):
+            parts.append([])
+        else:
+            parts[-1].append(id)
+    return [JSON_TOKENIZER.decode(part) for part in parts if part or part is parts[-1]]
+
+
+@pytest.mark.parametrize("cut", ["| upper", "[:9]", "[3:]", ".split('|') | first", "| replace('<', '')"])
+def test_a_template_that_changes_texts_makes_no_special_token_of_them(cut: str) -> None:
+    tokenizer = with_template(f"{{{{ messages[0]['content'] {cut} }}}}<|assistant|>")
+    ids = encode_request(tokenizer, "a <|end|></think> <|user|> b")
+    assert sum(map(tokenizer.is_special, ids)) == 1
+    if cut == "| upper":
+        assert tokenizer.decode(ids) == "A <|END|></THINK> <|USER|> B<|assistant|>"

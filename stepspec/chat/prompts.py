@@ -305,14 +305,18 @@ def encode_prompt(
     """
     if room is not None:
         _check_length(tokenizer, messages, tools, room, arguments)
-    key, texts = secrets.token_hex(8), list[str]()
+    key = str(secrets.randbits(64))  # which no filter of a template changes
 
     def safe(text: str) -> str:
-        """Return the text, or a placeholder if it contains the text of special tokens."""
-        if not tokenizer.writes_special(text):
-            return text
-        texts.append(text)
-        return f"{key}-{len(texts) - 1}-"
+        """Return the text with marks before, in and after what reads as a special token.
+
+        The template does not see the token, and serializes the text like any other.
+        """
+        parts, last = list[str](), 0
+        for start, end in tokenizer.special_spans(text):
+            parts += text[last:start], f"{key}0", text[start], f"{key}1", text[start + 1 : end], f"{key}2"
+            last = end
+        return "".join([*parts, text[last:]])
 
     def safe_turn(message: Message) -> Message:
         return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
@@ -321,11 +325,12 @@ def encode_prompt(
     rendered, thinks = _render_request(
         tokenizer, turns, [_mapped(tool, safe) for tool in tools], _mapped(arguments, safe)
     )
-    parts = re.split(f"{key}-(\\d+)-", rendered)
-    parts[1::2] = [texts[int(index)] for index in parts[1::2]]
     ids: list[int] = []
-    for index, part in enumerate(parts):
-        ids += tokenizer.encode_text(part) if index % 2 else tokenizer.encode(part)
+    for index, part in enumerate(re.split(f"{key}0(.*?){key}2", rendered, flags=re.DOTALL)):
+        if index % 2:
+            ids += tokenizer.encode_text(part.replace(f"{key}1", ""))
+        else:  # a template that cuts texts may leave a mark, which still parts what reads as a token
+            ids += [id for text in re.split(f"{key}[012]", part) for id in tokenizer.encode(text)]
     if room is not None:
         room.check(len(ids))
     return Prompt(ids, thinks)

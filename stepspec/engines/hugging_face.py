@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -90,8 +90,10 @@ class HuggingFaceTokenizer:
     def _piece(self, token: int) -> str:
         return self.decode([token])
 
-    def writes_special(self, text: str) -> bool:
-        return self._special.is_in(text) or (self._normalized and self._special.is_in(self._normal(text)))
+    def special_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        if self._normalized and any(self._special.spans(self._normal(text))):
+            return [(at, at + 1) for at in range(len(text))]  # where they are is not known
+        return list(self._special.spans(text))
 
     def _normal(self, text: str) -> str:
         """Return the normalized text. Normalization can create special tokens that the text did not have."""
@@ -196,16 +198,18 @@ class _Finder:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = frozenset(filter(None, strings))
-        self._lengths = sorted({len(each) for each in self._strings})
+        self._lengths = sorted({len(each) for each in self._strings}, reverse=True)
         firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
-    def is_in(self, text: str) -> bool:
-        """Return whether one of the strings occurs in the text."""
-        if self._first is None:
-            return False
-        starts = (match.start() for match in self._first.finditer(text))
-        return any(text[start : start + length] in self._strings for start in starts for length in self._lengths)
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the strings in the text, from left to right, the longest at each place."""
+        end = 0
+        for match in self._first.finditer(text) if self._first else ():
+            start = match.start()
+            if start >= end and (found := next((n for n in self._lengths if text[start : start + n] in self._strings), 0)):
+                end = start + found
+                yield start, end
 
 
 NFC_SHRINKS = 3

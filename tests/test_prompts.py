@@ -153,7 +153,10 @@ def converse(messages: list[dict[str, Any]], template: str = PLAIN_TEMPLATE) -> 
 
 def test_the_template_renders_a_conversation() -> None:
     before = "<|system|>Be brief.<|end|><|user|>How many?<|end|><|assistant|>Nine.<|end|>"
-    assert converse(TALK) == before + "<|user|>And then?<|end|><|assistant|>"
+    assert (
+        converse([*TALK[:2], {"role": "assistant", "content": "Nine."}, TALK[3]])
+        == before + "<|user|>And then?<|end|><|assistant|>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,14 +164,23 @@ def test_the_template_renders_a_conversation() -> None:
 )
 @pytest.mark.parametrize(
     "answer",
-    [TALK[2], {"role": "assistant", "content": "Nine.", "reasoning_content": "One two."}],
-    ids=["tags", "apart"],
+    [
+        TALK[2],
+        {"role": "assistant", "content": "Nine.", "reasoning_content": "One two."},
+        {"role": "assistant", "content": "Nine.", "reasoning": "One two."},
+    ],
+    ids=["tags", "apart", "by the other name"],
 )
 def test_earlier_thinking_is_kept_or_dropped_as_the_template_wants(
     keeps: str, thought: str, answer: dict[str, Any]
 ) -> None:
-    template = PLAIN_TEMPLATE.replace("{{ message['content'] }}", keeps + "{{ message['content'] }}")
-    assert f"<|assistant|>{thought}Nine.<|end|>" in converse([*TALK[:2], answer, TALK[3]], template)
+    tokenizer = WordTokenizer(THINKING_TEMPLATE.replace("{{ message['content'] }}", keeps + "{{ message['content'] }}"))
+    ids = encode_messages(tokenizer, checked_messages([*TALK[:2], answer, TALK[3]]))
+    assert f"<|assistant|>{thought}Nine.<|end|>" in tokenizer.decode(ids)
+
+
+def test_the_content_of_a_model_that_does_not_think_is_not_touched() -> None:
+    assert f"<|assistant|>{TALK[2]['content']}<|end|>" in converse(TALK)
 
 
 @pytest.mark.parametrize("position", range(len(TALK)))
@@ -205,6 +217,7 @@ def test_text_in_content_blocks_is_text() -> None:
             "Turn 2 has content that is not text",
         ),
         ([{"role": "user", "content": 7}], "Turn 1 has content that is not text"),
+        ([{"role": "assistant", "content": "a", "reasoning": [7]}, *TALK], "Turn 1 has reasoning that is not text"),
         ([{"role": "user", "content": [{"type": "text"}]}], "Turn 1 has content that is not text"),
     ],
 )
@@ -226,7 +239,9 @@ JSON_TEMPLATE = """\
 {%- if add_generation_prompt %}<|assistant|>{% endif -%}
 """
 NASTY = st.lists(
-    st.sampled_from(["<|end|>", "</think>", "<think>", "<|user|>", "<", "|>", '"', "\\", "\n", "\u00f6", "{", "12 ", "a"])
+    st.sampled_from(
+        ["<|end|>", "</think>", "<think>", "<|user|>", "<", "|>", '"', "\\", "\n", "\u00f6", "{", "12 ", "a"]
+    )
     | st.text(max_size=3)
 ).map("".join)
 

@@ -204,7 +204,7 @@ class StepSpec:
 
         Args:
             question: the text of a problem, a list of messages with `role` and `content`, or a `RawPrompt`. Earlier
-                thinking goes into `reasoning_content` or between think tags.
+                thinking goes into `reasoning_content`, or between think tags at the beginning of the content.
             options: the request's options; the default is `RequestOptions()`.
             changes: fields of `RequestOptions` that replace those of `options`, such as `max_tokens=200`.
 

@@ -110,8 +110,7 @@ def prompt_version(text: str) -> str:
 def checked_messages(messages: Sequence[Message]) -> list[Message]:
     """Validate a conversation and convert it for chat templates.
 
-    The content of each turn becomes one string. Thinking in assistant turns moves to `reasoning_content`, so that the
-    template can keep or drop it.
+    The content of each turn becomes one string. `reasoning` is another name of `reasoning_content`.
 
     Raises:
         UsageError: the conversation has no turn to answer, or a turn is invalid or not text.
@@ -143,8 +142,11 @@ def _checked_turn(number: int, message: Message) -> Message:
         raise UsageError(
             f"Turn {number} is not valid JSON: it contains a value such as NaN or half of a surrogate pair."
         ) from None
-    if role == "assistant":
-        turn |= _without_thinking(text)
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning and not isinstance(reasoning, str):
+        raise UsageError(f"Turn {number} has reasoning that is not text. Only text is supported.")
+    if reasoning:
+        turn["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
         if not isinstance(calls, Sequence):
             raise UsageError(f"Turn {number}: tool_calls must be a list.")
@@ -152,17 +154,21 @@ def _checked_turn(number: int, message: Message) -> Message:
     return turn
 
 
-def _without_thinking(text: str) -> Message:
-    """Return the content of an assistant turn without its thinking, and the thinking. Empty if there is none.
+def _without_thinking(turn: Message) -> Message:
+    """Return a turn in which the thinking that begins an assistant's content is `reasoning_content`.
 
-    The tags may be those of another model, which has taken part in the conversation.
+    So the template can keep or drop it. The tags may be those of another model, which has taken part in the
+    conversation. Tags inside the text are text, and so is all content if the reasoning is given apart.
     """
+    if turn["role"] != "assistant" or turn.get("reasoning_content"):
+        return turn
+    text = turn["content"].lstrip()
     for form in FORMATS.values():
-        thinking, found, answer = text.partition(form.ending)
-        if found:  # the opening is missing if the chat template has written it
-            thinking = thinking.replace(form.opening.strip(), "", 1)
-            return {"reasoning_content": thinking.strip(), "content": answer.strip()}
-    return {}
+        opening = form.opening.strip()
+        thinking, ended, answer = text.removeprefix(opening).partition(form.ending)
+        if text.startswith(opening) and ended:
+            return {**turn, "reasoning_content": thinking.strip(), "content": answer.strip()}
+    return turn
 
 
 def _checked_call(number: int, call: Any) -> Mapping[str, Any]:
@@ -303,6 +309,8 @@ def encode_prompt(
         UsageError: the model has no chat template, or its template rejects the conversation.
         ContextError: the prompt does not fit.
     """
+    if tokenizer.thinking is not None:
+        messages = [_without_thinking(message) for message in messages]
     if room is not None:
         _check_length(tokenizer, messages, tools, room, arguments)
     key = str(secrets.randbits(64))  # which no filter of a template changes

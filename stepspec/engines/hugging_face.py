@@ -207,7 +207,9 @@ class _Finder:
         end = 0
         for match in self._first.finditer(text) if self._first else ():
             start = match.start()
-            if start >= end and (found := next((n for n in self._lengths if text[start : start + n] in self._strings), 0)):
+            if start >= end and (
+                found := next((n for n in self._lengths if text[start : start + n] in self._strings), 0)
+            ):
                 end = start + found
                 yield start, end
 

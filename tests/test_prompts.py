@@ -1,6 +1,5 @@
 """The prompts, rendered through real chat templates by a small tokenizer."""
 
-import copy
 import json
 import re
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
+from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer, with_template
 
 from stepspec.chat.prompts import (
     PROBLEM_PROMPTS,
@@ -21,9 +20,7 @@ from stepspec.chat.prompts import (
     rating_prompt,
     render_probe,
 )
-from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
 from stepspec.errors import UsageError
-from stepspec.mini import WEIGHTS
 
 NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
 # Trims every turn and drops the thinking of earlier answers, as the templates of reasoning models do.
@@ -228,7 +225,6 @@ def test_a_conversation_that_cannot_be_answered_is_refused(messages: list[dict[s
 
 # Special tokens in messages, with a real tokenizer
 
-EMBEDDED = load_tokenizer(str(WEIGHTS / "target")).own
 JSON_TEMPLATE = """\
 {%- if tools %}{{ tools | tojson }}<|end|>{% endif -%}
 {%- for message in messages -%}
@@ -244,13 +240,6 @@ NASTY = st.lists(
     )
     | st.text(max_size=3)
 ).map("".join)
-
-
-def with_template(template: str) -> HuggingFaceTokenizer:
-    """Return the embedded target's tokenizer with another chat template."""
-    own = copy.deepcopy(EMBEDDED)
-    own.chat_template = template
-    return HuggingFaceTokenizer(own, frozenset([own.eos_token_id]), "none")
 
 
 JSON_TOKENIZER = with_template(JSON_TEMPLATE)
@@ -285,7 +274,7 @@ def split_at_special(ids: list[int]) -> list[str]:
     return [JSON_TOKENIZER.decode(part) for part in parts if part or part is parts[-1]]
 
 
-@pytest.mark.parametrize("cut", ["| upper", "[:9]", "[3:]", ".split('|') | first", "| replace('<', '')"])
+@pytest.mark.parametrize("cut", ["| upper", "[:9]", ".split('|') | first", "| replace('<', '')"])
 def test_a_template_that_changes_texts_makes_no_special_token_of_them(cut: str) -> None:
     tokenizer = with_template(f"{{{{ messages[0]['content'] {cut} }}}}<|assistant|>")
     ids = encode_request(tokenizer, "a <|end|></think> <|user|> b")

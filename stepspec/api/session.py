@@ -481,7 +481,7 @@ class StepSpec:
             return ListedCalls()
         tokenizer = self.pair.target.tokenizer
         form = call_format(tokenizer) or HERMES
-        parser = tokenizer.response_parser(form.template, list(toolbox.tools.values()))
+        parser = tokenizer.response_parser(form.template, [] if form.in_json else toolbox.typed())
         return WrittenCalls(parser, in_json=form.in_json)
 
     @known_options

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
-from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
+from stepspec.chat.tools import Tool, call_format, in_plain_turns, variants_with_calls
 from stepspec.engines.protocol import HIGHEST_ID, Tokenizer, check_range
 from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
@@ -397,15 +397,21 @@ def _render_request(
         messages, tools, with_calls = in_plain_turns(messages, tools), (), False
     arguments = {**(tags.format.on if tags else {}), **arguments}
     render = partial(tokenizer.render, add_generation_prompt=True, tools=tools, arguments=arguments)
-    try:
-        text = render(messages)
-    except UsageError:
-        if not with_calls:
-            raise
-        text = render(with_arguments_as_text(messages))
+    text = _first_rendered(render, variants_with_calls(messages) if with_calls else [messages])
     if tags is None or tags.is_open_in(text):
         return text, True
     return (text, False) if tags.is_closed_in(text) else (text + tags.format.opening, True)
+
+
+def _first_rendered(render: Callable[[Sequence[Message]], str], variants: Sequence[Sequence[Message]]) -> str:
+    """Return the text of the first variant that the template takes, or raise its error for the first one."""
+    try:
+        return render(variants[0])
+    except UsageError:
+        for turns in variants[1:]:
+            with suppress(UsageError):
+                return render(turns)
+        raise
 
 
 def yes_no_labels(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.engines import draft_vocabulary
 from stepspec.engines.protocol import Sampling
+from stepspec.engines.template_form import TemplateForm, find_form
 from stepspec.engines.template_trial import Generation
 from stepspec.engines.thinking import find_tags
 from stepspec.errors import ModelError, StepSpecError, UsageError, reason_of
@@ -86,6 +87,9 @@ class HuggingFaceTokenizer:
         # The backend takes these for text only if they are special.
         plain_tags = [re.escape(added[id].content) for id in tags & added.keys() if not added[id].special]
         self._plain_tags = re.compile(f"({'|'.join(plain_tags)})") if plain_tags else None
+        self._form = TemplateForm()
+        if tokenizer.chat_template:
+            self._form = find_form(lambda turns: self.render(turns, add_generation_prompt=True))
 
     def _piece(self, token: int) -> str:
         return self.decode([token])
@@ -125,7 +129,7 @@ class HuggingFaceTokenizer:
             raise UsageError("The model has no chat template, so it does not support messages.")
         try:
             return self.own.apply_chat_template(
-                list(messages),
+                self._form.fitted(messages),
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,

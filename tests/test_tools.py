@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import jsonschema
 import pytest
 from scripted import PLAIN_TEMPLATE, WordTokenizer, with_template
 
@@ -48,43 +47,6 @@ def test_without_references_a_schema_stands_where_it_is_used() -> None:
     combined = json.loads(schema_text(own, Toolbox.checked([ADD])))
     assert [form["type"] for form in combined["anyOf"]] == ["array", "object"]
     assert json.loads(schema_text(own)) == own
-
-
-ONE = {"enum": [1]}
-REFERRING: list[dict[str, Any]] = [  # forms of one schema: an object with p, which is the integer 1
-    {"properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": ONE}},
-    {"properties": {"p": {"$ref": "#/definitions/P"}}, "definitions": {"P": ONE}},
-    {"properties": {"p": {"$ref": "#/definitions/Q"}}, "definitions": {"P": ONE, "Q": {"$ref": "#/definitions/P"}}},
-    {"properties": {"p": {"anyOf": [ONE, {"$ref": "#/properties/p/anyOf/0"}]}}},
-    {"properties": {"p": {"$ref": "#/properties/q/items"}, "q": {"type": "array", "items": ONE, "maxItems": 0}}},
-    {
-        "properties": {"p": {"$ref": "#/$defs/default"}},
-        "$defs": {"default": {"allOf": [{"$ref": "#/$defs/const"}]}, "const": ONE},
-    },
-    {"properties": {"p": ONE, "self": {"anyOf": [{"$ref": "#"}, {"const": None}]}}},
-]
-
-
-def referring(number: int) -> dict[str, Any]:
-    """Return the tool `f` with such parameters."""
-    parameters = {"type": "object", "required": ["p"], "additionalProperties": False, **REFERRING[number]}
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
-
-
-@pytest.mark.parametrize("number", range(len(REFERRING)))
-def test_references_in_parameters_and_beside_them_resolve_from_the_top(number: int) -> None:
-    form = referring(number)["function"]["parameters"]
-    good: list[Any] = [{"p": 1}]
-    one, other = referring(number), {**referring(0), "function": {**referring(0)["function"], "name": "g"}}
-    for choice, allowed in (("required", ["f", "g"]), ("f", ["f"])):
-        schema = Toolbox.checked([one, other], choice).schema()
-        for name in ("f", "g"):
-            calls = [{"name": name, "arguments": arguments} for arguments in good]
-            assert jsonschema.Draft202012Validator(schema).is_valid(calls) == (name in allowed)
-            assert not jsonschema.Draft202012Validator(schema).is_valid([{"name": name, "arguments": {"p": 2}}])
-    combined = json.loads(schema_text(form, Toolbox.checked([one, other])))
-    for answer, valid in (({"p": 1}, True), ({"p": 2}, False), ([{"name": "g", "arguments": {"p": 1}}], True)):
-        assert jsonschema.Draft202012Validator(combined).is_valid(answer) == valid
 
 
 TYPED: list[tuple[Any, list[str]]] = [

@@ -268,8 +268,12 @@ class RawPrompt:
                 room.check(len(ids))
             check_range(ids, tokenizer.num_ids or HIGHEST_ID + 1, room.model if room is not None else "the model")
             return ids, tokenizer.decode(ids)
+        try:
+            size = len(self.content.encode())
+        except UnicodeEncodeError:
+            raise UsageError("The prompt is not valid text: it contains half of a surrogate pair.") from None
         if room is not None and tokenizer.max_token_bytes is not None:
-            room.check(len(self.content.encode("utf-8", "replace")) // tokenizer.max_token_bytes, at_least=True)
+            room.check(size // tokenizer.max_token_bytes, at_least=True)
         ids, start = tokenizer.encode(self.content), list(tokenizer.start_ids)
         if self.add_special_tokens and start and ids[: len(start)] != start:
             ids = start + ids

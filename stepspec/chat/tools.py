@@ -250,7 +250,9 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     calls = toolbox.schema()
     definitions: dict[str, Any] = calls.pop("$defs", {})
     own = _movable(schema, ANSWER, definitions)
-    return _json_text({"anyOf": [calls, own], **({"$defs": definitions} if definitions else {})})
+    top = {"$defs": definitions} if definitions else {}
+    top |= {name: schema[name] for name in ("x-guidance",) if name in schema}  # the torch engine reads it there
+    return _json_text({"anyOf": [calls, own], **top})
 
 
 ANSWER = "=answer"

@@ -126,8 +126,8 @@ class Grammars:
 
     @cached_property
     def _leading_digits(self) -> Mapping[int, int]:
-        pieces = ((token, self._tokenizer.piece(token)) for token in range(min(self._num_ids, self._tokenizer.num_ids)))
-        return {token: len(piece) - len(piece.lstrip("0123456789")) for token, piece in pieces if piece[:1] in DIGITS}
+        texts = ((token, self._tokenizer.piece(token)) for token in range(min(self._num_ids, self._tokenizer.num_ids)))
+        return {token: len(text) - len(text.lstrip("0123456789")) for token, text in texts if text[:1] in DIGITS}
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

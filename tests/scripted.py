@@ -5,6 +5,7 @@ ASCII has one token per byte. `One two.\\n\\n` has four tokens.
 """
 
 import asyncio
+import copy
 import itertools
 import math
 import re
@@ -17,7 +18,9 @@ import jinja2
 from jinja2.meta import find_undeclared_variables
 from transformers.utils.chat_parsing import ResponseParser
 
+from stepspec.base.files import package_folder
 from stepspec.chat.events import AnswerDelta
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
@@ -98,8 +101,9 @@ class WordTokenizer:
         chunks = [chunk for index, part in enumerate(parts) for chunk in (part if index % 2 else [part])]
         return [id for chunk in chunks for id in self.encode(chunk)]
 
-    def writes_special(self, text: str) -> bool:
-        return self.encode(text) != self.encode_text(text)
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        found = (match.span() for match in re.finditer(self._special, text))
+        return [(start, end) for start, end in found if len(self.encode(text[start:end])) == 1]
 
     max_token_bytes: int | None = None
     start_ids: Sequence[int] = ()
@@ -141,6 +145,13 @@ class WordTokenizer:
             return self._template.render(messages=messages, **given)
         except (jinja2.TemplateError, TypeError) as error:
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
+
+
+def with_template(template: str) -> HuggingFaceTokenizer:
+    """Return the embedded target's tokenizer with another chat template, as a model that does not think."""
+    own = copy.deepcopy(load_tokenizer(str(package_folder() / "mini" / "weights" / "target")).own)
+    own.chat_template = template
+    return HuggingFaceTokenizer(own, frozenset([own.eos_token_id]), "none")
 
 
 class LetterTokenizer(WordTokenizer):

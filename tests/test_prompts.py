@@ -1,10 +1,13 @@
 """The prompts, rendered through real chat templates by a small tokenizer."""
 
+import json
 import re
 from typing import Any
 
 import pytest
-from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer, with_template
 
 from stepspec.chat.prompts import (
     PROBLEM_PROMPTS,
@@ -147,7 +150,10 @@ def converse(messages: list[dict[str, Any]], template: str = PLAIN_TEMPLATE) -> 
 
 def test_the_template_renders_a_conversation() -> None:
     before = "<|system|>Be brief.<|end|><|user|>How many?<|end|><|assistant|>Nine.<|end|>"
-    assert converse(TALK) == before + "<|user|>And then?<|end|><|assistant|>"
+    assert (
+        converse([*TALK[:2], {"role": "assistant", "content": "Nine."}, TALK[3]])
+        == before + "<|user|>And then?<|end|><|assistant|>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,14 +161,23 @@ def test_the_template_renders_a_conversation() -> None:
 )
 @pytest.mark.parametrize(
     "answer",
-    [TALK[2], {"role": "assistant", "content": "Nine.", "reasoning_content": "One two."}],
-    ids=["tags", "apart"],
+    [
+        TALK[2],
+        {"role": "assistant", "content": "Nine.", "reasoning_content": "One two."},
+        {"role": "assistant", "content": "Nine.", "reasoning": "One two."},
+    ],
+    ids=["tags", "apart", "by the other name"],
 )
 def test_earlier_thinking_is_kept_or_dropped_as_the_template_wants(
     keeps: str, thought: str, answer: dict[str, Any]
 ) -> None:
-    template = PLAIN_TEMPLATE.replace("{{ message['content'] }}", keeps + "{{ message['content'] }}")
-    assert f"<|assistant|>{thought}Nine.<|end|>" in converse([*TALK[:2], answer, TALK[3]], template)
+    tokenizer = WordTokenizer(THINKING_TEMPLATE.replace("{{ message['content'] }}", keeps + "{{ message['content'] }}"))
+    ids = encode_messages(tokenizer, checked_messages([*TALK[:2], answer, TALK[3]]))
+    assert f"<|assistant|>{thought}Nine.<|end|>" in tokenizer.decode(ids)
+
+
+def test_the_content_of_a_model_that_does_not_think_is_not_touched() -> None:
+    assert f"<|assistant|>{TALK[2]['content']}<|end|>" in converse(TALK)
 
 
 @pytest.mark.parametrize("position", range(len(TALK)))
@@ -199,9 +214,70 @@ def test_text_in_content_blocks_is_text() -> None:
             "Turn 2 has content that is not text",
         ),
         ([{"role": "user", "content": 7}], "Turn 1 has content that is not text"),
+        ([{"role": "assistant", "content": "a", "reasoning": [7]}, *TALK], "Turn 1 has reasoning that is not text"),
         ([{"role": "user", "content": [{"type": "text"}]}], "Turn 1 has content that is not text"),
     ],
 )
 def test_a_conversation_that_cannot_be_answered_is_refused(messages: list[dict[str, Any]], complaint: str) -> None:
     with pytest.raises(UsageError, match=re.escape(complaint)):
         checked_messages(messages)
+
+
+# Special tokens in messages, with a real tokenizer
+
+JSON_TEMPLATE = """\
+{%- if tools %}{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] | trim }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+NASTY = st.lists(
+    st.sampled_from(
+        ["<|end|>", "</think>", "<think>", "<|user|>", "<", "|>", '"', "\\", "\n", "\u00f6", "{", "12 ", "a"]
+    )
+    | st.text(max_size=3)
+).map("".join)
+
+
+JSON_TOKENIZER = with_template(JSON_TEMPLATE)
+
+
+@given(NASTY, NASTY)
+@example('s = "<|end|>"\n', "</think>")
+def test_what_is_serialized_as_json_stays_json_with_special_tokens_in_it(text: str, other: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": other, "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {text: [other, {"x": text}]}}}
+    turns = [
+        {"role": "user", "content": f"q{text}q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": f"q{other}q"},
+    ]
+    ids = encode_messages(JSON_TOKENIZER, checked_messages(turns), [tool])
+    described, asked, called, again, _ = split_at_special(ids)
+    assert json.loads(described) == [tool]
+    assert asked == f"q{text}q"
+    assert json.loads(called.removeprefix("<tool_call>").removesuffix("</tool_call>")) == call["function"]
+    assert again == f"q{other}q"
+
+
+def split_at_special(ids: list[int]) -> list[str]:
+    """Return the texts between the special tokens of a prompt, without empty ones."""
+    parts: list[list[int]] = [[]]
+    for id in ids:
+        if JSON_TOKENIZER.is_special(id):
+            parts.append([])
+        else:
+            parts[-1].append(id)
+    return [JSON_TOKENIZER.decode(part) for part in parts if part or part is parts[-1]]
+
+
+@pytest.mark.parametrize("cut", ["| upper", "[:9]", ".split('|') | first", "| replace('<', '')"])
+def test_a_template_that_changes_texts_makes_no_special_token_of_them(cut: str) -> None:
+    tokenizer = with_template(f"{{{{ messages[0]['content'] {cut} }}}}<|assistant|>")
+    ids = encode_request(tokenizer, "a <|end|></think> <|user|> b")
+    assert sum(map(tokenizer.is_special, ids)) == 1
+    if cut == "| upper":
+        assert tokenizer.decode(ids) == "A <|END|></THINK> <|USER|> B<|assistant|>"

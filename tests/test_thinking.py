@@ -82,11 +82,28 @@ def test_tags_in_a_message_stay_text(family: Family) -> None:
 
 @each_family
 def test_the_thinking_of_an_earlier_answer_is_told_apart_by_its_tags(family: Family) -> None:
-    form = FORMATS[family.thinking]
-    (_, turn, _) = checked_messages(
-        [*QUESTION, {"role": "assistant", "content": f"{form.opening}One.{form.ending}Nine."}, *QUESTION]
-    )
-    assert (turn["reasoning_content"], turn["content"]) == ("One.", "Nine.")
+    form, tokenizer = FORMATS[family.thinking], family.tokenizer()
+    apart = shown(tokenizer, "Nine.", reasoning_content="One.")
+    assert shown(tokenizer, f"{form.opening}One.{form.ending}Nine.") == apart
+    assert shown(tokenizer, "Nine.", reasoning="One.") == apart
+
+
+def shown(tokenizer: WordTokenizer, content: str, **fields: str) -> str:
+    """Return the prompt of a conversation with such an assistant's turn."""
+    turn = {"role": "assistant", "content": content, "tool_calls": [], "reasoning_content": "", **fields}
+    return tokenizer.decode(encode_prompt(tokenizer, checked_messages([*QUESTION, turn, *QUESTION])).ids)
+
+
+@each_family
+def test_a_tag_inside_an_earlier_answer_is_text_and_reasoning_that_is_given_stays(family: Family) -> None:
+    tokenizer = family.tokenizer()
+    without, with_reasoning = shown(tokenizer, "X"), shown(tokenizer, "X", reasoning="Hm.")
+    for form in FORMATS.values():
+        opened = f"{form.opening}One.{form.ending}Nine."
+        for content in (f"The tag {form.ending} ends it.", f"Write {opened}"):
+            assert shown(tokenizer, content) == without.replace("X", content)
+            assert shown(tokenizer, content, reasoning="Hm.") == with_reasoning.replace("X", content)
+        assert shown(tokenizer, opened, reasoning="Hm.") == with_reasoning.replace("X", opened)
 
 
 def test_a_vocabulary_with_tags_that_the_template_does_not_use_is_no_thinking_model() -> None:

@@ -45,7 +45,7 @@ def test_ids_are_those_of_transformers(text: str) -> None:
     own = EMBEDDED.own
     assert EMBEDDED.encode(text) == own.encode(text, add_special_tokens=False)
     assert EMBEDDED.encode_text(text) == own.encode(text, add_special_tokens=False, split_special_tokens=True)
-    assert EMBEDDED.writes_special(text) == (EMBEDDED.encode(text) != EMBEDDED.encode_text(text))
+    assert bool(EMBEDDED.special_spans(text)) == (EMBEDDED.encode(text) != EMBEDDED.encode_text(text))
 
 
 @settings(max_examples=100)
@@ -81,9 +81,9 @@ def test_special_tokens_that_appear_after_normalization_are_found() -> None:
     own = TokenizersBackend(tokenizer_object=backend)
     own.add_special_tokens({"additional_special_tokens": [AddedToken("<end>", normalized=True)]})
     tokenizer = HuggingFaceTokenizer(own, frozenset())
-    assert tokenizer.writes_special("a<END>")
+    assert tokenizer.special_spans("a<END>")
     assert tokenizer.encode("a<END>") != tokenizer.encode_text("a<END>")
-    assert not tokenizer.writes_special("a<EN>")
+    assert not tokenizer.special_spans("a<EN>")
 
 
 def test_the_event_loop_runs_while_long_texts_are_encoded() -> None:

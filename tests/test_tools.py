@@ -1,14 +1,17 @@
 """Tools: their descriptions, and how each model family is shown tools and writes tool calls."""
 
 import json
+import re
 from typing import Any
 
 import pytest
-from scripted import PLAIN_TEMPLATE, WordTokenizer
+from scripted import PLAIN_TEMPLATE, WordTokenizer, with_template
 
+from stepspec.chat.calls import WrittenCalls
+from stepspec.chat.events import ToolCall
 from stepspec.chat.prompts import checked_messages, encode_messages
 from stepspec.chat.tools import FORMATS, Toolbox, call_format, schema_text
-from stepspec.errors import UsageError
+from stepspec.errors import ModelError, UsageError
 
 
 def tool(name: str, **parameters: Any) -> dict[str, Any]:
@@ -39,21 +42,68 @@ def test_a_tool_has_no_other_parameters_unless_its_schema_says_so(more: dict[str
     assert found == (parameters if more else {**parameters, "additionalProperties": False})
 
 
-def test_a_schema_beside_tools_keeps_its_definitions_at_the_top() -> None:
-    own = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}
+def test_without_references_a_schema_stands_where_it_is_used() -> None:
+    own = {"type": "object", "properties": {"n": {"type": "integer"}}}
     combined = json.loads(schema_text(own, Toolbox.checked([ADD])))
-    assert combined["$defs"] == own["$defs"]
     assert [form["type"] for form in combined["anyOf"]] == ["array", "object"]
     assert json.loads(schema_text(own)) == own
 
 
-def test_definitions_in_a_tool_s_parameters_move_to_the_top() -> None:
-    form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
-    one, other = ({"type": "function", "function": {"name": name, "parameters": form}} for name in ("one", "other"))
-    schema = Toolbox.checked([one, other], "required").schema()
-    assert schema["$defs"] == {"one.P": {"type": "integer"}, "other.P": {"type": "integer"}}
-    refs = [call["properties"]["arguments"]["properties"]["p"] for call in schema["items"]["anyOf"]]
-    assert refs == [{"$ref": "#/$defs/one.P"}, {"$ref": "#/$defs/other.P"}]
+TYPED: list[tuple[Any, list[str]]] = [
+    ({"$ref": "#/$defs/O"}, ["object"]),
+    ({"$ref": "#/definitions/N"}, ["number"]),
+    ({"anyOf": [{"$ref": "#/$defs/O"}, {"type": "null"}]}, ["object", "null"]),
+    ({"allOf": [{"$ref": "#/$defs/O"}], "description": "x"}, ["object"]),
+    ({"oneOf": [{"$ref": "#/definitions/N"}, {"type": "array"}]}, ["number", "array"]),
+    ({"enum": [1, 2]}, ["integer"]),
+    ({"enum": ["1", None]}, ["string", "null"]),
+    ({"const": True}, ["boolean"]),
+    ({"properties": {"a": {}}}, ["object"]),
+    ({"items": {}}, ["array"]),
+    ({"type": ["integer", "null"]}, ["integer", "null"]),
+    ({"type": "string", "enum": ["1"]}, ["string"]),
+    ({"type": "integer", "nullable": True}, ["integer", "null"]),
+    ({"$ref": "#/$defs/loop"}, []),
+    ({"$ref": "#/nowhere"}, []),
+    ({"$ref": "elsewhere"}, []),
+    ({"$ref": 5, "type": 5, "anyOf": 5, "enum": 5}, []),
+    (True, []),
+    ({}, []),
+]
+
+
+def test_the_types_of_parameters_are_found_through_references_and_alternatives() -> None:
+    properties = {f"p{number}": form for number, (form, _) in enumerate(TYPED)}
+    definitions = {"O": {"properties": {"a": {}}}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}
+    parts = {"$defs": definitions, "definitions": {"N": {"type": "number"}}}
+    for parameters in (
+        {"type": "object", "properties": properties, **parts},
+        {"$ref": "#/$defs/all", **parts, "$defs": {**definitions, "all": {"properties": properties}}},
+    ):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        (found,) = Toolbox.checked(tools).typed()
+        types = {name: form["type"] for name, form in found["function"]["parameters"]["properties"].items()}
+        assert types == {f"p{number}": expected for number, (_, expected) in enumerate(TYPED)}
+
+
+def test_arguments_written_as_text_become_values_of_their_schema() -> None:
+    fields: dict[str, Any] = {"o": {"$ref": "#/$defs/O"}, "n": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}
+    fields |= {
+        "c": {"const": 7},
+        "e": {"enum": [1, 2]},
+        "a": {"allOf": [{"$ref": "#/$defs/L"}]},
+        "s": {"type": "string"},
+    }
+    definitions = {"O": {"type": "object"}, "N": {"type": "number"}, "L": {"type": "array"}}
+    parameters = {"type": "object", "properties": fields, "$defs": definitions}
+    tools = Toolbox.checked([{"type": "function", "function": {"name": "f", "parameters": parameters}}]).typed()
+    texts = {"o": '{"k": [1]}', "n": "2.5", "c": "7", "e": "2", "a": "[1]", "s": "5"}
+    written = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
+    form = FORMATS["qwen-xml"]
+    reader = WrittenCalls(WordTokenizer().response_parser(form.template, tools), in_json=form.in_json)
+    found = [*reader.feed(f"<tool_call>\n<function=f>\n{written}</function>\n</tool_call>"), *reader.finish()]
+    (call,) = [each for each in found if isinstance(each, ToolCall)]
+    assert json.loads(call.arguments) == {"o": {"k": [1]}, "n": 2.5, "c": 7, "e": 2, "a": [1], "s": "5"}
 
 
 # Descriptions.
@@ -147,3 +197,87 @@ def test_the_system_prompt_is_kept_in_front_of_the_tools() -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
     text = tokenizer.decode(encode_messages(tokenizer, turns, [ADD]))
     assert text.startswith("<|system|>Be brief.\n\nYou may call these tools")
+
+
+# Templates that take other forms of turns.
+
+NO_TOOLS = Toolbox.checked([{**ADD, "function": {**ADD["function"], "description": "für „ö“"}}]).tools["add"]
+STRICT_TEMPLATE = """\
+{%- for m in messages -%}
+{%- if m.role not in ['user', 'assistant'] %}{{ raise_exception('no such role') }}{% endif -%}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif -%}
+<|{{ m.role }}|>{{ m.content }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+RESULTS = [
+    {"role": "system", "content": "Be brief."},
+    TURNS[0],
+    {**TURNS[1], "tool_calls": [{**TURNS[1]["tool_calls"][0], "id": id} for id in ("call_1", "call_2")]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "3 für ö"},
+    {"role": "tool", "tool_call_id": "call_2", "content": "4"},
+    {"role": "user", "content": "Why?"},
+]
+
+
+def test_a_template_that_refuses_system_turns_and_tools_gets_both_in_the_first_user_turn() -> None:
+    tokenizer = with_template(STRICT_TEMPLATE)
+    turns = [
+        *RESULTS[:2],
+        {**RESULTS[2], "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"a": "ö"}}}]},
+    ]
+    text = tokenizer.decode(encode_messages(tokenizer, checked_messages([*turns, *RESULTS[3:]]), [NO_TOOLS]))
+    assert text.startswith("<|user|>Be brief.\n\nYou may call these tools")
+    assert '"description": "für „ö“"' in text
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": "ö"}}\n</tool_call>' in text
+    results = "<tool_response>\n3 für ö\n</tool_response>\n<tool_response>\n4\n</tool_response>\nWhy?"
+    assert text.endswith(f"<|user|>{results}<|end|><|assistant|>")
+
+
+def test_ids_of_calls_are_mapped_for_a_template_that_takes_only_nine_letters() -> None:
+    check = "{% if ID | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif %}[TOOL_CALLS]{{ ID }}"
+    written = check.replace("ID", "call.id") + "{{ call.function | tojson }}"
+    loop, checked = "{%- for message in messages -%}", check.replace("ID", "message.tool_call_id")
+    template = TOOL_TEMPLATE.replace("{{ WRITTEN }}", written)
+    template = template.replace(loop, loop + "{% if message.role == 'tool' %}" + checked + "{% endif %}")
+    tokenizer = with_template(template)
+    texts = [tokenizer.decode(encode_messages(tokenizer, checked_messages(RESULTS), [ADD])) for _ in range(2)]
+    first, second, *results = re.findall(r"\[TOOL_CALLS\](\w{9})", texts[0])
+    assert results == [first, second]
+    assert first != second
+    assert texts[0] == texts[1], "ids stay the same from request to request"
+    known = [{**TURNS[1]["tool_calls"][0], "id": "abcdefghi"}]
+    text = tokenizer.decode(
+        encode_messages(tokenizer, checked_messages([TURNS[0], {**TURNS[1], "tool_calls": known}, TURNS[2]]))
+    )
+    assert text.count("[TOOL_CALLS]abcdefghi") == 2
+
+
+PARTS = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+PARTS_ANYWHERE = STRICT_TEMPLATE.replace("{{ m.content }}", PARTS)
+PARTS_OF_USERS = STRICT_TEMPLATE.replace(
+    "{{ m.content }}", "{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        PARTS_ANYWHERE,
+        PARTS_OF_USERS,
+        PARTS_ANYWHERE.replace("'assistant']", "'assistant', 'system']").replace(
+            "loop.index0", "(loop.index0 - (messages[0].role == 'system'))"
+        ),
+    ],
+)
+def test_a_template_that_reads_parts_alone_is_sent_parts(template: str) -> None:
+    tokenizer = with_template(template)
+    text = tokenizer.decode(encode_messages(tokenizer, checked_messages(RESULTS), [ADD]))
+    for shown in ("Be brief.", "You may call", "Add 1 and 2.", "<tool_call>", "3 für ö", "Why?"):
+        assert shown in text
+    assert "[{" not in text
+
+
+def test_a_template_that_never_shows_the_question_is_refused_at_load() -> None:
+    with pytest.raises(ModelError, match="does not show what a user writes"):
+        with_template("{% for m in messages %}<|{{ m.role }}|>{{ m.text }}{% endfor %}<|assistant|>")

@@ -211,7 +211,7 @@ class StepSpec:
 
         Args:
             question: the text of a problem, a list of messages with `role` and `content`, or a `RawPrompt`. Earlier
-                thinking goes into `reasoning_content` or between think tags.
+                thinking goes into `reasoning_content`, or between think tags at the beginning of the content.
             options: the request's options; the default is `RequestOptions()`.
             changes: fields of `RequestOptions` that replace those of `options`, such as `max_tokens=200`.
 
@@ -508,8 +508,8 @@ class StepSpec:
             return ListedCalls(toolbox.tools)
         tokenizer = self.pair.target.tokenizer
         form = call_format(tokenizer) or HERMES
-        new_parser = partial(tokenizer.response_parser, form.template, list(toolbox.tools.values()))
-        written = WrittenCalls(new_parser, form, toolbox.tools)
+        typed = [] if form.in_json else toolbox.typed()
+        written = WrittenCalls(partial(tokenizer.response_parser, form.template, typed), form, toolbox.tools)
         return OnlyCalls(written, toolbox.tools, leading=form.leading)
 
     @known_options

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
-from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
+from stepspec.chat.tools import Tool, call_format, in_plain_turns, variants_with_calls
 from stepspec.engines.protocol import HIGHEST_ID, Tokenizer, check_range
 from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
@@ -110,8 +110,7 @@ def prompt_version(text: str) -> str:
 def checked_messages(messages: Sequence[Message]) -> list[Message]:
     """Validate a conversation and convert it for chat templates.
 
-    The content of each turn becomes one string. Thinking in assistant turns moves to `reasoning_content`, so that the
-    template can keep or drop it.
+    The content of each turn becomes one string. `reasoning` is another name of `reasoning_content`.
 
     Raises:
         UsageError: the conversation has no turn to answer, or a turn is invalid or not text.
@@ -143,8 +142,11 @@ def _checked_turn(number: int, message: Message) -> Message:
         raise UsageError(
             f"Turn {number} is not valid JSON: it contains a value such as NaN or half of a surrogate pair."
         ) from None
-    if role == "assistant":
-        turn |= _without_thinking(text)
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning and not isinstance(reasoning, str):
+        raise UsageError(f"Turn {number} has reasoning that is not text. Only text is supported.")
+    if reasoning:
+        turn["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
         if not isinstance(calls, Sequence):
             raise UsageError(f"Turn {number}: tool_calls must be a list.")
@@ -152,17 +154,21 @@ def _checked_turn(number: int, message: Message) -> Message:
     return turn
 
 
-def _without_thinking(text: str) -> Message:
-    """Return the content of an assistant turn without its thinking, and the thinking. Empty if there is none.
+def _without_thinking(turn: Message) -> Message:
+    """Return a turn in which the thinking that begins an assistant's content is `reasoning_content`.
 
-    The tags may be those of another model, which has taken part in the conversation.
+    So the template can keep or drop it. The tags may be those of another model, which has taken part in the
+    conversation. Tags inside the text are text, and so is all content if the reasoning is given apart.
     """
+    if turn["role"] != "assistant" or turn.get("reasoning_content"):
+        return turn
+    text = turn["content"].lstrip()
     for form in FORMATS.values():
-        thinking, found, answer = text.partition(form.ending)
-        if found:  # the opening is missing if the chat template has written it
-            thinking = thinking.replace(form.opening.strip(), "", 1)
-            return {"reasoning_content": thinking.strip(), "content": answer.strip()}
-    return {}
+        opening = form.opening.strip()
+        thinking, ended, answer = text.removeprefix(opening).partition(form.ending)
+        if text.startswith(opening) and ended:
+            return {**turn, "reasoning_content": thinking.strip(), "content": answer.strip()}
+    return turn
 
 
 def _checked_call(number: int, call: Any) -> Mapping[str, Any]:
@@ -262,8 +268,12 @@ class RawPrompt:
                 room.check(len(ids))
             check_range(ids, tokenizer.num_ids or HIGHEST_ID + 1, room.model if room is not None else "the model")
             return ids, tokenizer.decode(ids)
+        try:
+            size = len(self.content.encode())
+        except UnicodeEncodeError:
+            raise UsageError("The prompt is not valid text: it contains half of a surrogate pair.") from None
         if room is not None and tokenizer.max_token_bytes is not None:
-            room.check(len(self.content.encode("utf-8", "replace")) // tokenizer.max_token_bytes, at_least=True)
+            room.check(size // tokenizer.max_token_bytes, at_least=True)
         ids, start = tokenizer.encode(self.content), list(tokenizer.start_ids)
         if self.add_special_tokens and start and ids[: len(start)] != start:
             ids = start + ids
@@ -303,16 +313,22 @@ def encode_prompt(
         UsageError: the model has no chat template, or its template rejects the conversation.
         ContextError: the prompt does not fit.
     """
+    if tokenizer.thinking is not None:
+        messages = [_without_thinking(message) for message in messages]
     if room is not None:
         _check_length(tokenizer, messages, tools, room, arguments)
-    key, texts = secrets.token_hex(8), list[str]()
+    key = str(secrets.randbits(64))  # which no filter of a template changes
 
     def safe(text: str) -> str:
-        """Return the text, or a placeholder if it contains the text of special tokens."""
-        if not tokenizer.writes_special(text):
-            return text
-        texts.append(text)
-        return f"{key}-{len(texts) - 1}-"
+        """Return the text with marks before, in and after what reads as a special token.
+
+        The template does not see the token, and serializes the text like any other.
+        """
+        parts, last = list[str](), 0
+        for start, end in tokenizer.special_spans(text):
+            parts += text[last:start], f"{key}0", text[start], f"{key}1", text[start + 1 : end], f"{key}2"
+            last = end
+        return "".join([*parts, text[last:]])
 
     def safe_turn(message: Message) -> Message:
         return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
@@ -321,11 +337,12 @@ def encode_prompt(
     rendered, thinks = _render_request(
         tokenizer, turns, [_mapped(tool, safe) for tool in tools], _mapped(arguments, safe)
     )
-    parts = re.split(f"{key}-(\\d+)-", rendered)
-    parts[1::2] = [texts[int(index)] for index in parts[1::2]]
     ids: list[int] = []
-    for index, part in enumerate(parts):
-        ids += tokenizer.encode_text(part) if index % 2 else tokenizer.encode(part)
+    for index, part in enumerate(re.split(f"{key}0(.*?){key}2", rendered, flags=re.DOTALL)):
+        if index % 2:
+            ids += tokenizer.encode_text(part.replace(f"{key}1", ""))
+        else:  # a template that cuts texts may leave a mark, which still parts what reads as a token
+            ids += [id for text in re.split(f"{key}[012]", part) for id in tokenizer.encode(text)]
     if room is not None:
         room.check(len(ids))
     return Prompt(ids, thinks)
@@ -384,15 +401,21 @@ def _render_request(
         messages, tools, with_calls = in_plain_turns(messages, tools), (), False
     arguments = {**(tags.format.on if tags else {}), **arguments}
     render = partial(tokenizer.render, add_generation_prompt=True, tools=tools, arguments=arguments)
-    try:
-        text = render(messages)
-    except UsageError:
-        if not with_calls:
-            raise
-        text = render(with_arguments_as_text(messages))
+    text = _first_rendered(render, variants_with_calls(messages) if with_calls else [messages])
     if tags is None or tags.is_open_in(text):
         return text, True
     return (text, False) if tags.is_closed_in(text) else (text + tags.format.opening, True)
+
+
+def _first_rendered(render: Callable[[Sequence[Message]], str], variants: Sequence[Sequence[Message]]) -> str:
+    """Return the text of the first variant that the template takes, or raise its error for the first one."""
+    try:
+        return render(variants[0])
+    except UsageError:
+        for turns in variants[1:]:
+            with suppress(UsageError):
+                return render(turns)
+        raise
 
 
 def yes_no_labels(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -4,12 +4,15 @@ A model that may call a tool writes the call in its own format. A model that mus
 calls, which the engine constrains to a schema.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import NoneType
 from typing import Any, Literal, cast
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -95,25 +98,124 @@ class Toolbox:
         """Return the JSON schema of a list of calls."""
         names = list(self.tools) if self.choice in MODES else [self.choice]
         definitions: dict[str, Any] = {}
-        calls = [_call_schema(name, self._parameters(name, definitions)) for name in names]
+        calls = [_call_schema(name, _movable(self._parameters(name), name, definitions)) for name in names]
         most = {"maxItems": 1} if self.choice not in MODES or not self.parallel else {}
         listed = {"type": "array", "minItems": 1, **most, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
         return {"$defs": definitions, **listed} if definitions else listed
 
-    def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
-        """Return a tool's parameters. Move their `$defs` into `definitions`, prefixed with the tool's name.
-
-        References resolve from the top of the schema, so the definitions must be there. A tool has no other parameters
-        than those that it lists, as in OpenAI's strict mode, unless its schema says so.
-        """
+    def _parameters(self, name: str) -> Mapping[str, Any]:
+        """Return a tool's parameters. A tool has no other parameters than those that it lists, as in OpenAI's strict
+        mode, unless its schema says so."""
         form = self.tools[name]["function"].get("parameters") or ANYTHING
         if "properties" in form and not OPEN_KEYS & form.keys():
             form = {**form, "additionalProperties": False}
-        if not isinstance(form.get("$defs"), dict):
-            return form
-        form = json.loads(json.dumps(form).replace('"#/$defs/', f'"#/$defs/{name}.'))
-        definitions |= {f"{name}.{key}": value for key, value in form.pop("$defs").items()}
         return form
+
+    def typed(self) -> list[Tool]:
+        """Return the tools with nothing but the types of their parameters, for formats that write values as text."""
+        return [
+            {"type": "function", "function": {"name": name, "parameters": types_of_parameters(self._parameters(name))}}
+            for name in self.tools
+        ]
+
+
+VALUES = ("const", "enum", "default", "examples")
+"""Keys of a schema that hold values, not schemas."""
+
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keys of a schema that hold schemas by names, which may be any."""
+
+
+def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
+    """Return a schema that can stand anywhere in another one, which has the `definitions` at its top.
+
+    A schema with references moves there whole, as `name`, because references resolve from the top.
+    """
+
+    def moved(form: Any, *, by_name: bool = False) -> Any:
+        if isinstance(form, list):
+            return [moved(each) for each in cast("list[Any]", form)]
+        if not isinstance(form, Mapping):
+            return form
+        found = {
+            key: each if key in VALUES and not by_name else moved(each, by_name=key in NAMED and not by_name)
+            for key, each in cast("Mapping[str, Any]", form).items()
+        }
+        to = found.get("$ref")
+        return found | {"$ref": top + to[1:]} if isinstance(to, str) and re.match("#(/|$)", to) else found
+
+    top = f"#/$defs/{name}"
+    if (form := moved(schema)) == schema:
+        return schema
+    definitions[name] = {key: each for key, each in form.items() if key not in ("$schema", "$id")}
+    return {"$ref": top}
+
+
+JSON_TYPES: Mapping[type, str] = dict(
+    zip(
+        (bool, int, float, str, NoneType, dict, list),
+        ("boolean", "integer", "number", "string", "null", "object", "array"),
+        strict=True,
+    )
+)
+
+
+MAX_ALTERNATIVES = 64
+"""Maximum number of schemas in which the types of a value are looked for."""
+
+
+def types_of_parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with nothing but the types of its properties, where they are known."""
+    properties: dict[str, Any] = {}
+    for form in _alternatives(schema, schema):
+        for name, each in _mapping(form.get("properties")).items():
+            properties.setdefault(name, {"type": [*dict.fromkeys(_types(each, schema))]})
+    return {"type": "object", "properties": properties}
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the JSON types of the values that a schema allows; none if they are not known."""
+    for form in _alternatives(schema, root):
+        types = form.get("type")
+        yield from (each for each in _listed(types) or [types] if isinstance(each, str))
+        if types is None:
+            values = [*_listed(form.get("enum")), *([form["const"]] if "const" in form else [])]
+            yield from (JSON_TYPES[type(value)] for value in values if type(value) in JSON_TYPES)
+            yield from ["object"] * ("properties" in form) + ["array"] * ("items" in form)
+        yield from ["null"] * (form.get("nullable") is True)
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and the first of those that it refers to or combines, each once."""
+    waiting, seen = [schema], set[int]()
+    while waiting and len(seen) < MAX_ALTERNATIVES:
+        found = _mapping(form := waiting.pop())
+        if found and id(form) not in seen:
+            seen.add(id(form))
+            yield found
+            lists = (_listed(found.get(name))[:MAX_ALTERNATIVES] for name in ("oneOf", "anyOf", "allOf"))
+            waiting += [each for alternatives in lists for each in reversed(alternatives)]
+            waiting.append(_referred(found.get("$ref"), root))
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Return the schema that a JSON pointer refers to; None if there is none."""
+    found: Any = root if isinstance(reference, str) and reference.startswith("#") else None
+    try:
+        for part in str(reference).split("/")[1:]:
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            found = found[int(name) if isinstance(found, list) else name]
+    except (TypeError, ValueError, LookupError):
+        return None
+    return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _check_json(number: int, tool: Tool) -> None:
@@ -140,19 +242,21 @@ def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> str:
     """Return a schema as JSON text for engines. With tools, it allows either such an answer or a list of calls.
 
-    Definitions stay at the top of the schema, because references resolve from there.
-
     Raises:
         UsageError: the schema is not valid JSON.
     """
     if toolbox is None or not toolbox.tools:
         return _json_text(schema)
-    calls, own = toolbox.schema(), dict(schema)
-    combined: dict[str, Any] = {"anyOf": [calls, own]}
-    for name in ("$defs", "definitions"):
-        if definitions := {**calls.pop(name, {}), **own.pop(name, {})}:
-            combined[name] = definitions
-    return _json_text(combined)
+    calls = toolbox.schema()
+    definitions: dict[str, Any] = calls.pop("$defs", {})
+    own = _movable(schema, ANSWER, definitions)
+    top = {"$defs": definitions} if definitions else {}
+    top |= {name: schema[name] for name in ("x-guidance",) if name in schema}  # the torch engine reads it there
+    return _json_text({"anyOf": [calls, own], **top})
+
+
+ANSWER = "=answer"
+"""Name of the answer's schema among those of tools, none of which has such a name."""
 
 
 def _json_text(schema: Mapping[str, Any]) -> str:
@@ -316,7 +420,7 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
     tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
     turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    for messages in (turns, with_arguments_as_text(turns)):
+    for messages in variants_with_calls(turns):
         try:
             shown = tokenizer.render(messages, add_generation_prompt=False, tools=[tool])
         except UsageError:
@@ -334,17 +438,37 @@ def call_marks(tokenizer: Tokenizer) -> str:
     return (template + BETWEEN_CALLS).replace("\\", "")
 
 
-def with_arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the turns with call arguments as JSON text, for templates that do not serialize JSON."""
-    return [
+def variants_with_calls(messages: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the turns in the forms of tool calls that chat templates take, the usual form first.
+
+    Some templates need the arguments as JSON text. Mistral's need ids of nine letters or digits.
+    """
+    texts = [
         {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
         for turn in messages
     ]
+    return [messages, texts, *([_with_short_ids(turn) for turn in turns] for turns in (messages, texts))]
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+
+
+def _with_short_ids(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    if turn["role"] == "tool":
+        return {**turn, "tool_call_id": _short(turn.get("tool_call_id"))}
+    calls = [{**call, "id": _short(call.get("id"))} for call in turn.get("tool_calls") or ()]
+    return {**turn, "tool_calls": calls} if calls else turn
+
+
+def _short(id: Any) -> str:
+    """Return an id of nine letters or digits, always the same one for an id."""
+    return id if re.fullmatch("[A-Za-z0-9]{9}", str(id)) else hashlib.sha256(str(id).encode()).hexdigest()[:9]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 TOOLS_PROMPT = """\
@@ -363,17 +487,21 @@ def in_plain_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool])
     Tool descriptions go into the system prompt. Tool calls and their results become plain turns in the Hermes format.
     """
     turns: list[Mapping[str, Any]] = []
+    after_result = False
     for turn in messages:
-        if turn["role"] == "tool":
-            turns.append({"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"})
+        is_result = turn["role"] == "tool"
+        if is_result:
+            turn = {"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"}
         elif turn.get("tool_calls"):
-            calls = [f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>" for call in turn["tool_calls"]]
+            calls = [f"<tool_call>\n{_json(call['function'])}\n</tool_call>" for call in turn["tool_calls"]]
             rest = {name: value for name, value in turn.items() if name != "tool_calls"}
-            turns.append({**rest, "content": "\n".join(filter(None, [turn["content"], *calls]))})
-        else:
-            turns.append(turn)
+            turn = {**rest, "content": "\n".join(filter(None, [turn["content"], *calls]))}
+        if after_result and turn["role"] == "user":  # many templates refuse two user turns in a row
+            turn = {**turn, "content": f"{turns.pop()['content']}\n{turn['content']}"}
+        turns.append(turn)
+        after_result = is_result
     if tools:
-        prompt = TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
+        prompt = TOOLS_PROMPT.format(tools="\n".join(_json(tool["function"]) for tool in tools))
         if turns[0]["role"] == "system":
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{prompt}"}
         else:

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.engines import draft_vocabulary
 from stepspec.engines.protocol import Sampling
+from stepspec.engines.template_form import TemplateForm, find_form
 from stepspec.engines.template_trial import Generation
 from stepspec.engines.thinking import find_tags
 from stepspec.errors import ModelError, StepSpecError, UsageError, reason_of
@@ -86,12 +87,17 @@ class HuggingFaceTokenizer:
         # The backend takes these for text only if they are special.
         plain_tags = [re.escape(added[id].content) for id in tags & added.keys() if not added[id].special]
         self._plain_tags = re.compile(f"({'|'.join(plain_tags)})") if plain_tags else None
+        self._form = TemplateForm()
+        if tokenizer.chat_template:
+            self._form = find_form(lambda turns: self.render(turns, add_generation_prompt=True))
 
     def _piece(self, token: int) -> str:
         return self.decode([token])
 
-    def writes_special(self, text: str) -> bool:
-        return self._special.is_in(text) or (self._normalized and self._special.is_in(self._normal(text)))
+    def special_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        if self._normalized and any(self._special.spans(self._normal(text))):
+            return [(at, at + 1) for at in range(len(text))]  # where they are is not known
+        return list(self._special.spans(text))
 
     def _normal(self, text: str) -> str:
         """Return the normalized text. Normalization can create special tokens that the text did not have."""
@@ -123,7 +129,7 @@ class HuggingFaceTokenizer:
             raise UsageError("The model has no chat template, so it does not support messages.")
         try:
             return self.own.apply_chat_template(
-                list(messages),
+                self._form.fitted(messages),
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -196,16 +202,20 @@ class _Finder:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = frozenset(filter(None, strings))
-        self._lengths = sorted({len(each) for each in self._strings})
+        self._lengths = sorted({len(each) for each in self._strings}, reverse=True)
         firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
-    def is_in(self, text: str) -> bool:
-        """Return whether one of the strings occurs in the text."""
-        if self._first is None:
-            return False
-        starts = (match.start() for match in self._first.finditer(text))
-        return any(text[start : start + length] in self._strings for start in starts for length in self._lengths)
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the strings in the text, from left to right, the longest at each place."""
+        end = 0
+        for match in self._first.finditer(text) if self._first else ():
+            start = match.start()
+            if start >= end and (
+                found := next((n for n in self._lengths if text[start : start + n] in self._strings), 0)
+            ):
+                end = start + found
+                yield start, end
 
 
 NFC_SHRINKS = 3

@@ -405,8 +405,8 @@ class Tokenizer(Protocol):
         """Encode a text. Special tokens in it are treated as plain text."""
         ...
 
-    def writes_special(self, text: str) -> bool:
-        """Return whether a text contains special tokens."""
+    def special_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """Return where a text writes special tokens: start and end of each, in order."""
         ...
 
     @property

@@ -67,7 +67,8 @@ def trouble(template: str) -> str:
         raise
     except Exception as error:  # not only jinja errors: Python raises ValueError for a number of 5,000 digits
         return f"it is not a valid template ({str(error)[:MOST_REASON]})"
-    for messages in (TURNS[1:2], TURNS, TURNS[1:]):
+    in_parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+    for messages in (TURNS[1:2], TURNS, TURNS[1:], in_parts, in_parts[1:]):
         for tools in (None, [TOOL]):
             try:
                 text = compiled.render(messages=messages, tools=tools, add_generation_prompt=True)

@@ -53,11 +53,11 @@ def _plain(message: BaseMessage) -> BaseMessage:
 
 
 def _reasoning_of(message: AIMessage) -> str:
-    reasoning = message.additional_kwargs.get("reasoning_content")
-    if reasoning is None and isinstance(message.content, list):
-        blocks = [block for block in message.content if isinstance(block, dict)]
-        reasoning = "".join(str(block.get("reasoning", "")) for block in blocks if block.get("type") == "reasoning")
-    return str(reasoning or "")
+    given = (message.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
+    if texts := [each for each in given if each and isinstance(each, str)]:
+        return texts[0]
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    return "".join(str(block.get("reasoning", "")) for block in blocks if block.get("type") == "reasoning")
 
 
 def chunk_of(event: Event) -> AIMessageChunk | None:

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 
-from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.errors import ContextError, EngineError, TargetError, UsageError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Event, FinishReason, NotProposed, Result
@@ -21,6 +21,7 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
 
     Raises:
         ContextError: the prompt leaves no room for a token.
+        UsageError: the JSON schema of the answer cannot be followed.
         TargetError: the target failed; the error carries the committed text.
     """
     work = asyncio.create_task(_work(request))
@@ -67,7 +68,7 @@ def _check_json(request: Request) -> None:
     Answers that a limit, a stop or a tool call ended are not checked.
 
     Raises:
-        TargetError: the answer is not valid JSON.
+        UsageError: the answer is not valid JSON.
     """
     answer, demands = request.answer, request.demands
     cut = not request.transcript.ended or answer.stopped or demands.stop_token_ids
@@ -76,10 +77,9 @@ def _check_json(request: Request) -> None:
     try:
         json.loads(answer.text)
     except ValueError as error:
-        raise TargetError(
-            f"{request.target.name} ended its answer before it was valid under the JSON schema. Simplify the schema. "
-            f"Text committed before the failure: {answer.text!r}.",
-            answer.text,
+        raise UsageError(
+            f"The JSON schema cannot be followed: {request.target.name} ended its answer before it was valid JSON. "
+            "Simplify it."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """The fields that requests for text have in common, with the names of OpenAI and vLLM."""
 
+import json
 import re
 import secrets
 from abc import abstractmethod
@@ -102,6 +103,13 @@ class Body(BaseModel):
         Raises:
             RefusedError: a field is invalid.
         """
+        for name, value in fields.items():
+            try:
+                json.dumps([name, value], ensure_ascii=False).encode()
+            except (ValueError, RecursionError):
+                raise RefusedError(
+                    name, f"{name} contains half of a surrogate pair, or is nested too deeply."
+                ) from None
         try:
             request = cls.model_validate(fields)
         except ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.errors import StepSpecError
+from stepspec.errors import StepSpecError, UsageError
 from stepspec.loop.limits import cut_off
 from stepspec.loop.step import Done, Event, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
@@ -116,8 +116,8 @@ class Generation:
                         self.log.note = event.result.note
                         watch.done(event.result)
                     yield index, event
-        except Exception:
-            outcome = "error"
+        except Exception as error:
+            outcome = "refused" if isinstance(error, UsageError) else "error"
             raise
         finally:
             watch.end(outcome)

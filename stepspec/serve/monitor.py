@@ -26,8 +26,8 @@ TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.6
 ENGINE = "0"
 """vLLM's label of an engine in its process, of which stepspec has one."""
 
-Outcome = Literal["stop", "length", "tool_calls", "error", "cancelled"]
-FINISHED: Mapping[str, str] = {"tool_calls": "stop", "cancelled": "abort"}
+Outcome = Literal["stop", "length", "tool_calls", "error", "refused", "cancelled"]
+FINISHED: Mapping[str, str] = {"tool_calls": "stop", "refused": "error", "cancelled": "abort"}
 """Outcomes that vLLM calls otherwise."""
 
 HISTOGRAMS: Mapping[str, tuple[str, str | None, tuple[float, ...]]] = {
@@ -133,7 +133,7 @@ class Monitor:
     def ended(self, labels: tuple[str, str], outcome: Outcome, pair: Pair) -> None:
         """Count an answer by how it ended."""
         self._requests.labels(*labels, outcome).inc()
-        if outcome != "cancelled":
+        if outcome not in ("refused", "cancelled"):
             self._up.labels(labels[0], "target").set(outcome != "error")
         if pair.draft is not None:
             self._up.labels(labels[0], "draft").set(pair.breaker.is_closed)

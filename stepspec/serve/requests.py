@@ -33,6 +33,7 @@ TURN: JsonDict = {
             "description": "Text; nothing else is supported.",
         },
         "reasoning_content": {"type": "string", "description": "The thinking of an earlier answer."},
+        "reasoning": {"type": "string", "description": "The same as `reasoning_content`."},
         "tool_calls": {"type": "array", "items": {"type": "object"}, "description": "Tool calls of an earlier answer."},
         "tool_call_id": {"type": "string", "description": "The id of the tool call that this turn answers."},
     },

@@ -3,7 +3,6 @@
 The service stores nothing, so a request has the whole conversation as input items.
 """
 
-import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -209,7 +208,6 @@ class ResponsesRequest(Body):
             RefusedError: a field is invalid or not supported.
         """
         request = super().validated(fields)
-        _check_unicode(fields)
         chat_fields = request._translated()
         with _in_names_of_responses():
             request._chat = ChatRequest.validated(chat_fields)
@@ -287,20 +285,6 @@ def _in_names_of_responses() -> Generator[None]:
 
 OTHER_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if name not in ('messages', 'logprobs'))})\b")
 """Names in errors. The other two are also words."""
-
-ECHOED = ("instructions", "metadata", "reasoning", "text", "tools", "user")
-"""Fields with text that the response repeats."""
-
-
-def _check_unicode(fields: Mapping[str, Any]) -> None:
-    """Check that the fields that the response repeats can be sent."""
-    for name in ECHOED:
-        try:
-            json.dumps(fields.get(name), ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            raise RefusedError(
-                name, f"{name} is not valid JSON: it contains half of a surrogate pair, or is nested too deeply."
-            ) from None
 
 
 def _check_nested(where: str, fields: Mapping[str, Any], refusals: Refusals) -> None:

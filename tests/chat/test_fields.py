@@ -11,12 +11,17 @@ from following import following_pair
 from openai.types.chat import completion_create_params
 from service import serving
 
-from stepspec import RequestOptions, Sampling, StepSpec, SyncStepSpec, UsageError
+from stepspec import RawPrompt, RequestOptions, Sampling, StepSpec, SyncStepSpec, UsageError
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.loop.options import Options
+from stepspec.serve.completions import CompletionRequest
+from stepspec.serve.errors import RefusedError
+from stepspec.serve.fields import Body
 from stepspec.serve.refused import CHAT as REFUSED
 from stepspec.serve.requests import ChatRequest
+from stepspec.serve.responses_request import ResponsesRequest
+from stepspec.serve.tokenize import TokenizeRequest
 
 ASK = [{"role": "user", "content": "How many?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -300,8 +305,8 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"stepspec": {"policy": "stepsepc"}}, "stepspec.policy", "Did you mean 'stepspec'"),
         ({"model": "gpt-5"}, "model", "gpt-5"),
         ({"temperature": NAN}, None, "NaN"),
-        ({"structured_outputs": {"\ud800": 1}}, "structured_outputs.\\ud800", "There is no kind"),
-        ({"\ud800": 1}, None, "A name: "),
+        ({"structured_outputs": {"\ud800": 1}}, "structured_outputs", "surrogate pair"),
+        ({"\ud800": 1}, "\\ud800", "surrogate pair"),
         ({"tools": [{"type": "function", "x": [float("inf")]}]}, None, "Infinity"),
     ],
 )
@@ -487,8 +492,8 @@ async def test_an_option_of_a_wrong_type_is_rejected_by_name_before_any_request_
         for stop in ({"stop": "a"}, {"stop_token_ids": [1]}):
             with pytest.raises(UsageError, match="together with json_schema"):
                 await spec.generate("a", json_schema=SCHEMA, **stop)  # type: ignore[arg-type]
-        for question in ("\ud800", 5, None, [5]):
-            with pytest.raises(UsageError, match=r"Turn 1|The question|The conversation"):
+        for question in ("\ud800", 5, None, [5], RawPrompt("\ud800")):
+            with pytest.raises(UsageError, match=r"Turn 1|The question|The conversation|The prompt"):
                 await spec.generate(question)  # type: ignore[arg-type]
 
 
@@ -544,3 +549,21 @@ def test_a_huge_number_is_a_bad_request(root: str, name: str) -> None:
 def test_a_huge_number_is_an_error_in_python() -> None:
     with pytest.raises(UsageError, match="seed must be between"):
         Sampling(seed=10**5000)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest, ResponsesRequest])
+def test_no_field_takes_half_of_a_surrogate_pair(kind: type[Body]) -> None:
+    needed: dict[str, Any] = {"input": "a"} if kind is ResponsesRequest else {"messages": ASK, "prompt": "a"}
+    for name in (*kind.model_fields, "unknown"):
+        for value in ("a\ud800", ["a", "\udc00"], {"a": [{"\ud800": 1}]}, [{"type": "text", "text": "\ud800"}]):
+            with pytest.raises(RefusedError, match="half of a surrogate pair") as caught:
+                kind.parsed(json.dumps({**needed, name: value}).encode())
+            assert caught.value.param == name
+    assert kind.parsed(json.dumps({**needed, "user": "\U0001f600"}).encode())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_prompt_with_half_of_a_surrogate_pair_is_a_bad_request(root: str, path: str) -> None:
+    body = json.dumps({"prompt": "a\ud800"})
+    answer = HTTP.post(f"{root}{path}", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")

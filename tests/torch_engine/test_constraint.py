@@ -25,7 +25,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine.constraint import Grammars, allowed_tokens
-from stepspec.errors import EngineError, UsageError
+from stepspec.errors import UsageError
 from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio
@@ -144,13 +144,106 @@ async def test_max_tokens_cuts_a_constrained_text_off(pair: Pair) -> None:
         json.loads(text)
 
 
-async def test_tool_calls_with_parameters_that_refer_to_definitions(pair: Pair) -> None:
-    form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"enum": [1]}}}
-    described = form | {"required": ["p"], "additionalProperties": False}
-    tool = {"type": "function", "function": {"name": "count", "parameters": described}}
-    schema = json.loads(schema_text(Toolbox.checked([tool], "count").schema()))
-    text, _ = await write(pair, schema)
-    assert json.loads(text) == [{"name": "count", "arguments": {"p": 1}}]
+ONE = {"enum": [1]}
+REFERRING: list[dict[str, Any]] = [  # forms of one schema: an object with p, which is the integer 1
+    {"properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": ONE}},
+    {"properties": {"p": {"$ref": "#/definitions/P"}}, "definitions": {"P": ONE}},
+    {"properties": {"p": {"$ref": "#/definitions/Q"}}, "definitions": {"P": ONE, "Q": {"$ref": "#/definitions/P"}}},
+    {"properties": {"p": {"anyOf": [ONE, {"$ref": "#/properties/p/anyOf/0"}]}}},
+    {"properties": {"p": {"$ref": "#/properties/q/items"}, "q": {"type": "array", "items": ONE, "maxItems": 0}}},
+    {
+        "properties": {"p": {"$ref": "#/$defs/default"}},
+        "$defs": {"default": {"allOf": [{"$ref": "#/$defs/const"}]}, "const": ONE},
+    },
+    {"properties": {"p": ONE, "self": {"anyOf": [{"$ref": "#"}, {"const": None}]}}},
+]
+
+
+@pytest.mark.parametrize("more", REFERRING, ids=json.dumps)
+async def test_references_in_parameters_and_beside_them_resolve(pair: Pair, more: dict[str, Any]) -> None:
+    form = {"type": "object", "required": ["p"], "additionalProperties": False, **more}
+    other = {"type": "object", "required": ["p"], "additionalProperties": False, **REFERRING[1]}
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("f", form), ("g", other))]
+
+    def takes(schema: str, value: Any) -> bool:
+        matcher = grammars.constraint(schema).matcher
+        ids = grammars._tokenizer.encode_text(json.dumps(value))  # pyright: ignore[reportPrivateUsage]
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    def call(name: str, value: int) -> Any:
+        return [{"name": name, "arguments": {"p": value}}]
+
+    grammars: Grammars = pair.target._grammars  # type: ignore[attr-defined]
+    for choice, allowed in (("required", "fg"), ("f", "f")):
+        schema = schema_text(Toolbox.checked(tools, choice).schema())
+        assert [takes(schema, call(name, 1)) for name in "fg"] == [name in allowed for name in "fg"]
+        assert not any(takes(schema, call(name, 2)) for name in "fg")
+    beside = schema_text(form, Toolbox.checked(tools))
+    assert [takes(beside, each) for each in ({"p": 1}, {"p": 2}, call("g", 1))] == [True, False, True]
+
+
+NINES = {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model"])
+@pytest.mark.parametrize(("likes", "options", "most"), [("9", {}, 20), ("9.", {}, 20), ("9e.", {"max_digits": 3}, 3)])
+async def test_a_number_ends_at_its_limit_of_digits(
+    pair: Pair, likes: str, options: dict[str, int], most: int, drafter: DrafterName
+) -> None:
+    ids = [pair.target.tokenizer.encode(letter)[0] for letter in likes]
+    bias = Sampling(logit_bias=tuple((id, 100.0 - 20 * rank) for rank, id in enumerate(ids)))
+    text, chunk = await write(pair, {**NINES, "x-guidance": options}, drafter, bias)
+    assert chunk.end == "token"
+    (number,) = re.findall(r'"n":\s*([0-9.eE+-]+)', text)
+    assert max(map(len, re.findall(r"\d+", number))) == most
+
+
+async def test_a_schema_that_asks_for_more_digits_gets_them_and_strings_have_no_limit(pair: Pair) -> None:
+    for value in (10**18, "5" * 30, ["7" * 9, 1234567]):
+        text, _ = await write(pair, {"const": value, "x-guidance": {"max_digits": 4}})
+        assert json.loads(text) == value
+
+
+async def test_white_space_is_limited_unless_the_schema_says_otherwise(pair: Pair) -> None:
+    spaces = Sampling(logit_bias=((pair.target.tokenizer.encode(" ")[0], 100.0),))
+    text, chunk = await write(pair, FORM, sampling=spaces, stop=Stop(200))
+    assert chunk.end == "token"
+    assert max(map(len, re.findall(" +", text))) == 16
+    _, chunk = await write(pair, {**FORM, "x-guidance": {"whitespace_pattern": " *"}}, sampling=spaces, stop=Stop(200))
+    assert chunk.end == "length"
+
+
+BIG = 10**300
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "integer", "minimum": BIG},
+        {"type": "integer", "minimum": BIG, "maximum": 10 * BIG},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"type": "integer", "exclusiveMaximum": -BIG, "exclusiveMinimum": -10 * BIG},
+        {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "integer", "maximum": 2**62 + 1}]}},
+        {"type": "number", "minimum": 1e300},
+        {"enum": [{"a": [int("7" * 30)]}, None]},
+        {"const": 2**53 + 1},
+        {"const": -(2**63)},
+        {"type": "integer", "minimum": -(2**63) - 5, "maximum": -(2**63)},
+        {"type": "array", "items": {}, "minItems": BIG},
+        {"type": "string", "maxLength": BIG},
+        {"x-guidance": {"max_digits": 0}},
+        {"x-guidance": {"lenient": True}},
+    ],
+    ids=lambda form: json.dumps(form)[:60],
+)
+async def test_what_the_grammar_cannot_hold_is_rejected(pair: Pair, form: Any) -> None:
+    with pytest.raises(UsageError, match="The JSON schema "):
+        await pair.target.check_schema(json.dumps(form))
+
+
+@pytest.mark.parametrize("form", [{"maximum": 2**64 - 1, "minimum": 0}, {"minimum": -(2**53)}, {"maximum": 2**60}])
+async def test_bounds_that_the_grammar_holds_are_taken(pair: Pair, form: Any) -> None:
+    await pair.target.check_schema(json.dumps({"type": "integer", **form}))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +294,7 @@ async def test_a_finished_text_conforms_to_its_schema(pair: Pair) -> None:
         form, fits_form = HOSTILE[kind]
         try:
             text, chunk = await write(pair, form, drafter, sampling, Stop(40))
-        except (UsageError, EngineError) as error:
+        except UsageError as error:
             failure = error
         else:
             failure = None
@@ -214,7 +307,7 @@ async def test_a_finished_text_conforms_to_its_schema(pair: Pair) -> None:
     samplings = [GREEDY, Sampling(logit_bias=likes_a), Sampling(1.5, seed=1)]
     drafters: list[DrafterName] = ["none", "draft-model"]
     outcomes = await asyncio.gather(*(outcome(*each) for each in product(HOSTILE, drafters, samplings)))
-    assert set(outcomes) == {"UsageError", "EngineError", "length", "token"}
+    assert set(outcomes) == {"UsageError", "length", "token"}
 
 
 async def test_a_grammar_error_fails_only_its_own_call(pair: Pair) -> None:
@@ -223,8 +316,8 @@ async def test_a_grammar_error_fails_only_its_own_call(pair: Pair) -> None:
     hostile = write(pair, HOSTILE["a pattern of too many states"][0], sampling=likes_a)
     alone = await write(pair)
     failed, together = await asyncio.gather(hostile, write(pair), return_exceptions=True)
-    assert isinstance(failed, EngineError)
-    assert str(failed).startswith("The text does not conform to its JSON schema: lexer error")
+    assert isinstance(failed, UsageError)
+    assert re.match(r"The JSON schema cannot be followed: lexer error.* Simplify it\.", str(failed))
     assert not isinstance(together, BaseException)
     assert together[0] == alone[0]
 

@@ -14,7 +14,7 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.model import Branch
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot
-from stepspec.errors import EngineError
+from stepspec.errors import EngineError, StepSpecError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +57,7 @@ class Call(ABC):
         return self.prompt_length + self.num_beyond - len(self.pending)
 
     @abstractmethod
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: StepSpecError) -> None:
         """Report the error to the caller."""
 
     def _call_soon(self, function: object, *arguments: object) -> None:
@@ -70,7 +70,7 @@ class Generation(Call):
     """A `generate` call."""
 
     row: BatchRow
-    chunks: "asyncio.Queue[Chunk | EngineError]"
+    chunks: "asyncio.Queue[Chunk | StepSpecError]"
     num_sent: int = 0
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class Generation(Call):
             )
         self._call_soon(self.chunks.put_nowait, chunk)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: StepSpecError) -> None:
         self._call_soon(self.chunks.put_nowait, error)
 
 
@@ -177,10 +177,10 @@ class Scoring(Call):
         if not self.outcome.done():
             self.outcome.set_result(verification)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: StepSpecError) -> None:
         self._call_soon(self._fail, error)
 
-    def _fail(self, error: EngineError) -> None:
+    def _fail(self, error: StepSpecError) -> None:
         if not self.outcome.done():
             self.outcome.set_exception(error)
 

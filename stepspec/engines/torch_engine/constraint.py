@@ -5,8 +5,11 @@ any other text, and follows the target's distribution over the allowed tokens.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -23,6 +26,10 @@ from stepspec.errors import UsageError
 
 BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
 """White space allowed before the JSON and inside it. It is limited because weak models may never stop writing it."""
+MAX_DIGITS = 20
+"""Digits in a row that a number has at most, for the same reason. Every integer of 64 bits fits."""
+OPTIONS = "x-guidance"
+"""Key of a schema with `whitespace_pattern` and `max_digits`, which replace the defaults."""
 GRAMMARS_KEPT = 64
 """How many grammars to cache. A schema is needed twice: before a request starts and when its answer starts."""
 
@@ -36,17 +43,76 @@ class Constraint:
     A text that ends this way is reported as a problem, not as an answer.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, digits: "DigitLimit") -> None:
         self.matcher = matcher
+        self._digits, self._run = digits, DigitRun()
         self.problem: str | None = None
         """Why the text no longer conforms to its schema; None while it does."""
 
+    def too_long(self, drafted: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield the tokens that would make a number too long, next and after each drafted token."""
+        run = copy(self._run)
+        yield self._digits.too_long(run)
+        for token in drafted:
+            run.read(self._digits.piece(token))
+            yield self._digits.too_long(run)
+
     def consume(self, tokens: Sequence[int], *, ended: bool = False) -> None:
         """Advance by the tokens written. If the text has `ended`, leave out the token that ended it."""
+        for token in tokens:
+            self._run.read(self._digits.piece(token))
         matches = self.matcher.consume_tokens(list(tokens)) and not self.matcher.is_error()
         if not matches or (ended and not self.matcher.is_accepting()):
             reason = _matcher_error(self.matcher) or "it ended too early"
-            self.problem = f"The text does not conform to its JSON schema: {reason}. Simplify the schema."
+            self.problem = f"The JSON schema cannot be followed: {reason}. Simplify it."
+
+
+@dataclass
+class DigitRun:
+    """The digits at the end of a JSON text, outside of strings."""
+
+    length: int = 0
+    in_string: bool = False
+    escaped: bool = False
+
+    def read(self, text: str) -> None:
+        """Read the next chunk of the text."""
+        for letter in text:
+            self.length = self.length + 1 if letter in DIGITS and not self.in_string else 0
+            if self.escaped:
+                self.escaped = False
+            elif letter == '"':
+                self.in_string = not self.in_string
+            else:
+                self.escaped = self.in_string and letter == "\\"
+
+
+DIGITS = frozenset("0123456789")
+
+
+@dataclass(frozen=True)
+class DigitLimit:
+    """A limit on the digits in a row of a number.
+
+    Attributes:
+        most: the limit.
+        leading: for each token that begins with digits, their number.
+        piece: returns the text of a token.
+    """
+
+    most: int
+    leading: Mapping[int, int]
+    piece: Callable[[int], str]
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(self.leading.values(), default=0)
+
+    def too_long(self, run: DigitRun) -> Sequence[int]:
+        """Return the tokens that would exceed the limit. A string has none."""
+        if run.in_string or run.length + self._longest <= self.most:
+            return ()
+        return [token for token, count in self.leading.items() if run.length + count > self.most]
 
 
 class Grammars:
@@ -59,6 +125,11 @@ class Grammars:
         """Return the grammar of a schema, cached. Raises the same errors as `constraint`."""
 
     @cached_property
+    def _leading_digits(self) -> Mapping[int, int]:
+        texts = ((token, self._tokenizer.piece(token)) for token in range(min(self._num_ids, self._tokenizer.num_ids)))
+        return {token: len(text) - len(text.lstrip("0123456789")) for token, text in texts if text[:1] in DIGITS}
+
+    @cached_property
     def _vocabulary(self) -> LLTokenizer:
         return from_tokenizer(self._tokenizer.own, self._num_ids, sorted(self._tokenizer.end_ids))
 
@@ -68,9 +139,11 @@ class Grammars:
         Raises:
             UsageError: the schema is not valid JSON, not an object, or not supported.
         """
-        return Constraint(LLMatcher(self._vocabulary, self.grammar(schema)))
+        grammar, max_digits = self.grammar(schema)
+        digits = DigitLimit(max_digits, self._leading_digits, self._tokenizer.piece)
+        return Constraint(LLMatcher(self._vocabulary, grammar), digits)
 
-    def _make_grammar(self, schema: str) -> str:
+    def _make_grammar(self, schema: str) -> tuple[str, int]:
         try:
             form = json.loads(schema)
         except (ValueError, RecursionError) as error:
@@ -79,21 +152,77 @@ class Grammars:
             raise UsageError(f"The JSON schema must be an object, got {type(form).__name__}.")
         if not self._tokenizer.end_ids:
             raise UsageError("The model has no end-of-text token, so it does not support JSON schemas.")
-        form["x-guidance"] = {"whitespace_pattern": WITHIN}
+        _check_numbers(form)
+        options = {"whitespace_pattern": WITHIN, "max_digits": MAX_DIGITS, **_options(form)}
+        max_digits = options.pop("max_digits")
+        form[OPTIONS] = options
         value = f"value: %json {json.dumps(form)}"
         grammar = LLMatcher.grammar_from_lark(f"start: /{BEFORE}/ value\n{value}")
         if reason := self._rejection(grammar, LLMatcher.grammar_from_lark(f"start: value\n{value}")):
             raise UsageError(f"The JSON schema is not supported: {reason.rstrip('.')}.")
-        return grammar
+        return grammar, max_digits
 
     def _rejection(self, grammar: str, without_space: str) -> str | None:
         """Return why a grammar cannot be used, as far as can be seen before the first token; None if it can."""
         if problem := LLMatcher.validate_grammar(grammar, self._vocabulary):
             reason = _first_line(problem)
             return reason.partition("JSON schema: ")[2] or reason
-        trial = Constraint(LLMatcher(self._vocabulary, without_space))
-        can_start = bool(allowed_tokens([trial], [()], self._num_ids, torch.device("cpu")).any())
-        return _matcher_error(trial.matcher) or (None if can_start else STUCK)
+        trial = LLMatcher(self._vocabulary, without_space)
+        bits = allocate_token_bitmask(1, self._num_ids)
+        fill_next_token_bitmask(trial, bits, 0)
+        can_start = bool(bits.any())
+        return _matcher_error(trial) or (None if can_start else STUCK)
+
+
+def _options(form: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options that a schema sets.
+
+    Raises:
+        UsageError: they are not valid.
+    """
+    options: Any = form.get(OPTIONS, {})
+    kinds = {"whitespace_pattern": str, "max_digits": int}
+    valid = isinstance(options, dict) and all(type(each) is kinds.get(name) for name, each in options.items())
+    if not valid or options.get("max_digits", 1) < 1:
+        raise UsageError(
+            f"The JSON schema has an invalid {OPTIONS}. It may have whitespace_pattern, a regular expression, and "
+            "max_digits, a whole number above 0."
+        )
+    return cast("Mapping[str, Any]", options)
+
+
+BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
+"""Keys of a schema with a bound of numbers, and the sign with which it is an upper bound."""
+
+
+def _check_numbers(form: Mapping[str, Any]) -> None:
+    """Check that the grammar holds all numbers.
+
+    Raises:
+        UsageError: it cannot hold one.
+    """
+    waiting: list[tuple[str, Any]] = [*form.items()]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(name, each) for each in cast("list[Any]", value)]
+        elif isinstance(value, dict):
+            waiting += cast("dict[str, Any]", value).items()
+        elif type(value) in (int, float) and not _holds(value, BOUNDS.get(name)):
+            raise UsageError(
+                f"The JSON schema has {name} {str(value)[:30]}, which the grammar cannot hold. Leave it out, or choose "
+                "a number below 2**53."
+            )
+
+
+def _holds(number: float, sign: int | None) -> bool:
+    """Return whether the grammar holds a number. A bound beyond all of its integers limits nothing.
+
+    llguidance rounds integers to floats, and -2**63 ends the process.
+    """
+    if isinstance(number, float) and sign is None:
+        return True
+    return (sign or 0) * number >= 2**63 - 1 or (abs(number) < 2**62 and float(number) == number)
 
 
 def _matcher_error(matcher: LLMatcher) -> str | None:
@@ -134,4 +263,12 @@ def allowed_tokens(
         else:
             fill_next_token_bitmask(constraint.matcher, bits, row)
     words = torch.from_numpy(bits).to(device).view(len(constraints), width, -1, 1)
-    return (words >> torch.arange(32, dtype=torch.int32, device=device) & 1).flatten(2)[..., :vocab_size].bool()
+    allowed = (words >> torch.arange(32, dtype=torch.int32, device=device) & 1).flatten(2)[..., :vocab_size].bool()
+    for row, (constraint, tokens) in enumerate(zip(constraints, drafted, strict=True)):
+        for at, ids in enumerate(constraint.too_long(tokens) if constraint is not None else ()):
+            if ids:
+                shorter = allowed[row, at].clone()
+                shorter[list(ids)] = False
+                if shorter.any():  # else the schema asks for more digits
+                    allowed[row, at] = shorter
+    return allowed

@@ -48,7 +48,7 @@ from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
-from stepspec.errors import EngineError, UsageError
+from stepspec.errors import EngineError, StepSpecError, UsageError
 
 MAX_SLOTS = 64
 
@@ -295,7 +295,7 @@ class TorchEngine:
         try:
             while True:
                 message = await generation.chunks.get()
-                if isinstance(message, EngineError):
+                if isinstance(message, StepSpecError):
                     raise message
                 yield message
                 if message.end is not None:

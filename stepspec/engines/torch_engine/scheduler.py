@@ -21,7 +21,7 @@ from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 from stepspec.engines.torch_engine.stopwatch import Stopwatch
-from stepspec.errors import EngineError
+from stepspec.errors import EngineError, UsageError
 
 FLUSH_S = 0.05
 """Seconds between two chunks of a call, often enough for a reader. The chunks of all calls are sent together, because
@@ -217,7 +217,7 @@ class Scheduler:
         for call in list(self._running):
             if call.problem is not None:
                 self._leave(call)
-                call.fail(EngineError(call.problem))
+                call.fail(UsageError(call.problem))
                 continue
             if flush or call.row.end is not None or call.num_sent == 0:
                 call.send()

@@ -47,7 +47,7 @@ class EquivalenceJudge(ThresholdJudge):
         assert evidence.tokenizer is not None
         assert evidence.ask is not None
         tokenizer, steps = evidence.tokenizer, (evidence.own_step.strip(), evidence.step.strip())
-        if any(map(tokenizer.writes_special, steps)):
+        if any(map(tokenizer.special_spans, steps)):
             return None
         before, between, after = _question(tokenizer)
         text = "".join((before, steps[0], between, steps[1], after))

@@ -27,7 +27,7 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
-from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
+from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verification, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
@@ -281,15 +281,16 @@ class StepSpec:
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
         for start in range(0, len(ids), max(1, size)):
-            part, seen = ids[start : start + size], None
+            part, passes = ids[start : start + size], list[Verification]()
             try:
                 async with cut_off(request.limits.end):
-                    seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
+                    passes.append(await target.verify(Verify(prompt, part, top=options.top_logprobs)))
             except EngineError as error:
                 committed = result.reasoning * result.thinks + result.answer
                 raise TargetError(f"{error} The text was complete.", committed) from error
-            if seen is None:
+            if not passes:
                 break
+            (seen,) = passes
             tops = seen.top or ((),) * len(part)
             for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
                 found.append(TokenLogprob(piece(id), logprob, tuple((piece(each), value) for each, value in top)))
@@ -317,7 +318,8 @@ class StepSpec:
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
-        for note in certificate.notes(self.pair.by_role, **known, template_sha256=self.pair.template_sha256):
+        known["template_sha256"] = self.pair.template_sha256
+        for note in certificate.notes(self.pair.by_role, None, **known):
             if note not in self._warned:
                 self._warned.add(note)
                 logger.warning("%s", note)

@@ -328,7 +328,8 @@ class StepSpec:
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
-        for note in certificate.notes(self.pair.by_role, **known, template_sha256=self.pair.template_sha256):
+        known["template_sha256"] = self.pair.template_sha256
+        for note in certificate.notes(self.pair.by_role, None, **known):
             if note not in self._warned:
                 self._warned.add(note)
                 logger.warning("%s", note)

@@ -281,7 +281,7 @@ def figures(result: Result) -> str:
     parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
     if result.not_proposed != "the policy proposes none":
         why = f" ({result.not_proposed})" if result.not_proposed else ""
-        parts.append(f"{counts.steps_proposed:,} steps proposed{why}")
+        parts.append(f"{counts.steps_proposed:,} step{'s' * (counts.steps_proposed != 1)} proposed{why}")
     if counts.steps_judged:
         parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
     if counts.token_drafted:

@@ -90,8 +90,8 @@ class Certificate(FileModel):
             return [f"Thresholds were tuned for {self.pair or 'other models'}. {NEXT_STEP}"]
         found = [
             f"a {role} {words} {certified}, not {models[name].get(role)}"
-            for name, words in (("dtypes", "in"), ("engines", "on"))
-            for role, certified in (getattr(self, name) or {}).items()
+            for name, words, known in (("dtypes", "in", self.dtypes), ("engines", "on", self.engines))
+            for role, certified in (known or {}).items()
             if models.get(name, {}).get(role, certified) != certified
         ]
         if (

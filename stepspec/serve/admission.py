@@ -221,7 +221,8 @@ class Admission:
 
     def wrote(self, client: str, num_tokens: int) -> None:
         """Count tokens that were generated for a client."""
-        self._served[client] += OUTPUT_WEIGHT * num_tokens
+        if client in self._served:  # a request whose deadline has passed in the queue has left
+            self._served[client] += OUTPUT_WEIGHT * num_tokens
 
     def _enter(self, ticket: Ticket) -> None:
         if not self._present[ticket.client] and self._served:

@@ -212,3 +212,9 @@ async def test_answers_beyond_the_limit_wait_for_others_of_their_request() -> No
     indexes = [index async for index, _ in merged([answer(index) for index in range(7)], 3)]
     assert sorted(indexes) == [*range(7)]
     assert most_running == 3
+
+
+async def test_a_client_whose_request_has_left_the_queue_leaves_no_count() -> None:
+    admission = Admission(Limits())
+    admission.wrote("gone", 0)
+    assert not admission._served, "its count would be the lowest one, at which others begin"

@@ -119,6 +119,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         *((name, value) for name in ("steps_judged", "repeat", "target_passes") for value in (-1, 10**400)),
         *(("reached", [[500, value]]) for value in (-1, 10**400)),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_a_row_with_an_impossible_number_is_named_by_file_and_line(tmp_path: Path, field: str, value: object) -> None:
     damaged = json.loads(row("b").model_dump_json())

@@ -1,4 +1,4 @@
-"""The service's log: one line for each entry, whatever clients and servers send, in text and in JSON."""
+"""The service's log: one line for each entry, of any text from clients and servers, in text and in JSON."""
 
 import http.client
 import json

@@ -20,8 +20,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from service import serving, serving_app
+from typer.testing import CliRunner
 
 from stepspec import AnswerDelta, Pair, Result, StepSpec, SyncStepSpec
+from stepspec.api.pairs import EMBEDDED
+from stepspec.cli import app
 from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
@@ -341,6 +344,23 @@ async def test_a_server_without_metrics_is_an_engine_error(*, in_the_middle: boo
             wanted = "before it was complete" if in_the_middle else "sent no metrics. Check that it is a service"
             with pytest.raises(EngineError, match=wanted):
                 await remote.generate("How many?")
+
+
+def test_the_model_id_of_a_server_is_no_terminal_code() -> None:
+    server, id = FastAPI(), "m\x1b]0;owned\x07\x9b2J\u2028\n"
+
+    @server.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": id, "object": "model", "max_model_len": 4096}]}
+
+    @server.post("/v1/completions")
+    async def complete() -> dict[str, Any]:
+        return {"model": id, "choices": [{"index": 0, "text": "4", "finish_reason": "stop"}]}
+
+    with serving_app(server) as address:
+        done = CliRunner().invoke(app, ["models", f"{address}?tokenizer={EMBEDDED / 'target'}"], catch_exceptions=False)
+    assert "Target: m\\x1b]0;owned\\x07\\x9b2J\\u2028\\n\n" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
 
 
 RAW = json.dumps({"messages": ASK, "tools": None}) + "\n<|assistant|>"

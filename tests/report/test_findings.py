@@ -7,7 +7,9 @@ from test_tables import STEPSPEC, SUMMARY, TARGET
 from stepspec.evaluation.records import EngineRecord, Matched, PolicyRecord, Summary
 from stepspec.evaluation.report.findings import differing_conditions, findings
 
-RUN = make_run(2).run
+MADE = make_run(2).run
+ALWAYS = PolicyRecord(text="", sha256="0", kind="step")
+RUN = MADE.model_copy(update={"policies": {**MADE.policies, "always": ALWAYS}})
 
 
 def summary(matched: str, **changes: object) -> Summary:
@@ -85,11 +87,12 @@ def test_a_report_says_whether_the_draft_alone_is_the_answer(interval: tuple[flo
     assert words in sentence
 
 
-def test_without_the_draft_alone_a_report_says_that_it_was_not_run() -> None:
+def test_a_report_says_which_policies_without_a_judge_were_not_run() -> None:
     run = make_run(2, policies=("target", "token", "stepspec")).run
-    words = "The draft alone was not run, so it is unknown whether it is as accurate as the target."
-    assert words in findings(run, summary("token")).warnings
-    assert words not in findings(RUN, summary("token")).warnings
+    for each, names in ((run, "draft and always"), (MADE, "always")):
+        words = f"Not run: {names}. So it is unknown whether the draft needs a judge, or the target."
+        assert words in findings(each, summary("token")).warnings
+    assert "Not run" not in " ".join(findings(RUN, summary("token")).warnings)
 
 
 def test_an_unknown_policy_has_no_kind_and_is_not_exact() -> None:
@@ -179,6 +182,6 @@ def test_a_comparison_names_the_differing_conditions() -> None:
 
 
 def test_every_made_up_policy_has_a_kind() -> None:
-    assert {name: RUN.kind_of(name) for name in RUN.policies} == {
+    assert {name: MADE.kind_of(name) for name in MADE.policies} == {
         name: policy.kind for name, policy in POLICIES.items()
     }

@@ -215,8 +215,8 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from _too_few(summary)
     if not any(run.kind_of(name) == "token" for name in summary.policies):
         yield "No policy with token-level speculation alone was run, so it is unknown whether steps beat tokens."
-    if "draft" in not_run(run):
-        yield "The draft alone was not run, so it is unknown whether it is as accurate as the target."
+    if missing := [name for name in not_run(run) if name in REFERENCES]:
+        yield f"Not run: {_list(missing)}. So it is unknown whether the draft needs a judge, or the target."
     for name, policy in summary.policies.items():
         yield from _troubles(name, policy)
     if summary.concurrency > 1:

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"HEAD_S": 0.5, "BODY_S": 1.0, "IDLE_S": 0.5, "STALL_S": 1.0}.items():
+    for name, seconds in {"HEAD_S": 0.5, "BODY_S": 1.0, "IDLE_S": 0.5, "STALL_S": 2.0}.items():
         monkeypatch.setattr(connections, name, seconds)
 
 
@@ -47,6 +47,13 @@ def answered(port: int, *parts: bytes) -> bytes:
             time.sleep(0.02)
         return read(wire)
     return b""
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def read(wire: socket.socket) -> bytes:
@@ -166,7 +173,8 @@ def test_a_stream_holds_its_place_while_it_is_read_and_is_cut_off_when_it_is_not
             wire.connect(("127.0.0.1", port))
             wire.settimeout(5)
             wire.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        time.sleep(0.8)
+        wait_until(lambda: admission.num_running == 16)
+        time.sleep(0.6)
         assert admission.num_running == 16
         unread, slow = wires
         found, end = b"", time.monotonic() + 20
@@ -174,16 +182,14 @@ def test_a_stream_holds_its_place_while_it_is_read_and_is_cut_off_when_it_is_not
             found += part
             time.sleep(0.01)
         assert b"[DONE]" in found
-        while admission.num_running and time.monotonic() < end:
-            time.sleep(0.05)
-        assert admission.num_running == 0
+        wait_until(lambda: admission.num_running == 0)
         assert b"[DONE]" not in read(unread)
 
 
 def test_a_key_does_not_keep_others_from_sending() -> None:
     keys = Keys(environment={ENVIRONMENT: "first-key-of-many,second-key-of-many"})
     settings = Settings(limits=Limits(max_running=4, max_queued=4), keys=keys)
-    with running(following_pair(), settings) as (_, port), ExitStack() as stack:
+    with running(following_pair(), settings) as (server, port), ExitStack() as stack:
         root = f"http://127.0.0.1:{port}"
         first, second = ({"Authorization": f"Bearer {name}-key-of-many"} for name in ("first", "second"))
         wires: list[socket.socket] = []
@@ -191,7 +197,8 @@ def test_a_key_does_not_keep_others_from_sending() -> None:
             wire = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
             wire.sendall(POST + b"Authorization: Bearer first-key-of-many\r\nContent-Length: 9\r\n\r\n1")
             wires.append(wire)
-        time.sleep(0.3)
+        entrance = server._service.admission.entrance  # pyright: ignore[reportPrivateUsage]
+        wait_until(lambda: entrance.num_places == 8)
         assert httpx.post(f"{root}/v1/chat/completions", json=ASK, headers=first).status_code == 503
         assert httpx.get(f"{root}/ready").status_code == 200
         for _ in range(3):

@@ -19,7 +19,6 @@ from stepspec.evaluation.replay import Recordings, read_recordings, replay
 from stepspec.evaluation.replay.fitting import fit_judge, judged_by
 from stepspec.evaluation.replay.path import changed_policy, thresholds_of
 from stepspec.evaluation.replay.recordings import Key
-from stepspec.evaluation.replay.replaying import Replayed, front
 from stepspec.evaluation.report.cells import UNKNOWN
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop.judges.learned import SIGNALS
@@ -33,16 +32,14 @@ SHARES = (0.65, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Point:
-    """A policy with the judge, by replay: its speedup over the target and the range of its accuracy."""
+    """A policy with the judge, by replay."""
 
     share: float
     """Share of the steps that the threshold was chosen to accept. More are accepted where many scores are equal."""
     accepted: float | None
     """Share of the judged steps that are accepted; None if none is judged."""
     speedup: float
-    accuracy: tuple[float, float]
-    on_front: bool
-    """Whether no other policy of the comparison is at least as fast and as accurate."""
+    """Over the target."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +74,14 @@ def compared(recordings: Recordings) -> Iterator[Compared]:
     swept = {
         (key, share): changed_policy(policy, thresholds, policy.salvage and policy.salvage.min_logprob)
         for key, policy in policies.items()
-        for share, thresholds in zip(SHARES, thresholds_of(policy, replaying.recordings, SHARES), strict=True)
+        for share, thresholds in zip(SHARES, thresholds_of(key, policy, replaying.recordings, SHARES), strict=True)
     }
     found = dict(
         zip(swept, replay({f"{key} {share}": swept[key, share] for key, share in swept}, replaying), strict=True)
     )
-    best = front([*found.values()])
     for key in names:
         area = areas["learned" if key == EVERY else key]
-        points = [_point(share, found[key, share], best) for share in SHARES]
+        points = [Point(share, each.step_acceptance, each.speedup) for share in SHARES for each in [found[key, share]]]
         yield Compared(key, area.value, area.interval, area.why, points)
 
 
@@ -110,12 +106,8 @@ def _with_judge(recordings: Recordings, signals: Sequence[str]) -> Policy:
     return Policy.model_validate(tomllib.loads(judged_by(text, fitted.table(), cascade=False, comments=())))
 
 
-def _point(share: float, found: Replayed, best: Sequence[str]) -> Point:
-    return Point(share, found.step_acceptance, found.speedup, found.accuracy, found.name in best)
-
-
 def learned_block(file: Path) -> str:
-    """Return a Markdown table of what `--json` wrote. Points on the front are bold."""
+    """Return a Markdown table of what `--json` wrote."""
     head = ("signals", "area", *(f"{share:.0%} of the steps" for share in SHARES))
     found = [
         Compared(**(each | {"points": [Point(**point) for point in each["points"]]}))
@@ -132,8 +124,7 @@ def _area_in_words(found: Compared) -> str:
 
 def _in_words(point: Point) -> str:
     accepted = UNKNOWN if point.accepted is None else f"{point.accepted:.0%}"
-    text = "{:.2f}×, {:.1%} to {:.1%} ({} accepted)".format(point.speedup, *point.accuracy, accepted)
-    return f"**{text}**" if point.on_front else text
+    return f"{point.speedup:.2f}× ({accepted} accepted)"
 
 
 def main() -> int:

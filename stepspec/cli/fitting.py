@@ -1,26 +1,20 @@
 """`stepspec fit-judge`: fit a judge of cheap signals from the recorded steps of a run."""
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
 from stepspec.cli.evaluating import require_extras
-from stepspec.cli.output import JsonOption
+from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.replay.fitting import Fitted, Labels
-
-TABLE_WIDTH = 100
-"""Width of the table if the output is not a terminal."""
 
 
 def fit_a_judge(
@@ -54,11 +48,8 @@ def fit_a_judge(
     comment = f"Its judge was fitted on {fitted.num_steps:,} steps of {recordings.run.benchmark}, labels: {labels}."
     text = recordings.run.policies[recorded.name].text
     write_text(policy_file, judged_by(text, fitted.table(cascade=cascade), cascade=cascade, comments=[comment]))
-    if json_file is not None:
-        about = {"benchmark": recordings.run.benchmark, "temperature": recordings.run.temperature, "labels": labels}
-        write_text(json_file, json.dumps(about | asdict(fitted), indent=1) + "\n")
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(_table(fitted))
+    about = {"benchmark": recordings.run.benchmark, "temperature": recordings.run.temperature, "labels": labels}
+    finish([_table(fitted)], about | asdict(fitted), json_file)
     print(f"{fitted.num_steps:,} steps. Policy written to {policy_file}. Calibrate its threshold before you use it:")
     print(f"stepspec calibrate BENCHMARK --policy {policy_file}")
 

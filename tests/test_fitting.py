@@ -179,7 +179,7 @@ def test_the_judges_follow_from_what_the_target_can_do(missing: set[Ability], ju
 
 
 def test_fallbacks_have_to_make_a_policy() -> None:
-    always = [{"without": "cached scores", "judges": [{"kind": "numbers"}]}]
+    always = [{"without": "cached scores", "judges": [{"kind": "arithmetic"}]}]
     with pytest.raises(ValidationError, match="only reject"):
         judged(fallbacks=always)
     with pytest.raises(ValidationError, match="without"):

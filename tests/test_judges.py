@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import field_validator
+from pydantic import ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from scripted import WordTokenizer
 
@@ -24,7 +24,7 @@ from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.loop.judging import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Step, Verdict
+from stepspec.loop.step import Verdict
 
 TOKENIZER = WordTokenizer()
 ROOT = Path(__file__).parents[1]
@@ -339,57 +339,10 @@ def test_a_long_step_is_read_in_time(text: str) -> None:
     assert time.perf_counter() - started < 5
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        ("Ann has 12 apples.", 1.0),  # in the question
-        ("Ben has 5, the store 1,250, and Eve 25.", 1.0),  # in words, and with a comma
-        ("Ben bought 8 of them.", 1.0),  # in an earlier step
-        ("Ben has 17 apples.", 0.0),
-        ("Ben has 17.5 apples.", 0.0),
-        ("Eve has 20 apples.", 0.0),  # a part of twenty-five
-        ("Ben has 12 + 5 = 17 apples.", 1.0),  # calculates
-        ("That is 4 x 17, or 68.", 1.0),
-        ("Half of them is 6, so 6 are there.", 1.0),
-        ("Adding 25 and 4 gives 29.", 1.0),
-        ("An hour has 60 minutes.", 1.0),  # a constant
-        ("17. Ann has 12 apples.", 1.0),  # the number of an item
-        ("Step 17: Ann has 12.", 1.0),
-        ("She looks at step2 and v3.", 1.0),  # no numbers
-        ("It is " + "9" * 5000 + ".", 1.0),  # too long for a number
-        ("", 1.0),
-    ],
-)
-def test_an_unknown_number_is_a_veto(step: str, expected: float) -> None:
-    question = "Ann has 12 apples. Ben has five more, Eve twenty-five. The store has 1250. How many does Ben have?"
-    evidence = Evidence(question, [Step(0, "draft", "Ben bought 8 - 3 = 5.\n\n", 9, 9, "delimiter")], step)
-    numbers = judge("numbers")
-    assert asyncio.run(numbers.score(evidence)) == expected
-    assert numbers.decide(expected) == ("undecided" if expected else "reject")
-
-
-def learned(weights: dict[str, float], **settings: object) -> Judge:
-    return judge("learned", threshold=0.5, weights=weights, **settings)
-
-
-def test_a_learned_judge_weighs_its_signals() -> None:
-    seen = verification(-0.5, -2.0, -0.25)
-    one = learned({"target-min": 1.0, "arithmetic": 2.0}, intercept=-0.5)
-    assert score(one, seen) == pytest.approx(1 / (1 + math.exp(0.5)))  # -2 + 2 - 0.5
-    assert score(learned({"target-mean": 1.0}), seen) == pytest.approx(1 / (1 + math.exp(2.75 / 3)))
-    assert not ask(learned({"length": -10.0}), step="A step.").accepted
-    known = Evidence("A question?", [], "3 + 4 = 8.", draft_entropies=(0.5, 1.5))
-    of_draft = learned({"draft-entropy": -1.0, "arithmetic": 3.0})
-    assert asyncio.run(of_draft.score(known)) == pytest.approx(1 / (1 + math.exp(1.0)))
-    assert asyncio.run(learned({"draft-margin": 1.0}).score(known)) is None, "the draft returned no margins"
-
-
-def test_a_learned_judge_asks_only_the_models_that_its_signals_need() -> None:
-    of_draft, of_target = learned({"draft-entropy": -1.0, "position": 0.1}), learned({"target-low": 1.0})
-    assert (of_draft.asks_target, of_draft.needs, of_draft.draft_needs) == (False, frozenset(), {"entropies"})
-    assert (of_target.asks_target, of_target.needs, of_target.draft_needs) == (True, {"scores"}, frozenset())
-    with pytest.raises(ValueError, match="target-mim"):
-        learned({"target-mim": 1.0})
+@pytest.mark.parametrize(("kind", "other"), [("numbers", "arithmetic"), ("learned", "likelihood")])
+def test_a_removed_judge_names_what_to_use(kind: str, other: str) -> None:
+    with pytest.raises(ValidationError, match=f"judge {kind} was removed in 0.2.0; use {other}"):
+        Policy.model_validate({"version": 1, "summary": "x", "family": "score", "judges": [{"kind": kind}]})
 
 
 def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:
@@ -407,7 +360,6 @@ def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy(
     assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
     needed: dict[str, dict[str, object]] = {"random": {"share": 0.5}}
     needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
-    needed["learned"] = {"threshold": 0.5, "weights": {"target-min": 1.0}}
     found: set[str] = set()
     for family in ("score", "compare"):
         kinds = [kind for kind in shipped_judges() if family in find_judge(kind).families]

@@ -1,7 +1,6 @@
 """Replays of recorded steps: exact for the recorded policy, and clear about what they cannot know."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
-from stepspec.evaluation.replay.fitting import fit_judge, judged_by
 from stepspec.evaluation.replay.path import changed_policy, make_path, worth_testing
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
@@ -222,30 +220,6 @@ def test_a_run_without_recorded_steps_is_refused(run: Path, tmp_path: Path) -> N
         (tmp_path / file).write_bytes((run / file).read_bytes())
     with pytest.raises(UsageError, match="has no recorded steps"):
         read_recordings(tmp_path)
-
-
-def test_a_judge_is_fitted_and_put_into_a_policy(recordings: Recordings) -> None:
-    signals = ["target-min", "draft-entropy", "length"]
-    fitted = fit_judge(recordings, "verdicts", signals)
-    assert list(fitted.weights) == signals
-    assert fitted.weights["target-min"] > 0, "the verdict is a threshold on this signal"
-    text = judged_by(load_policy("stepspec")[1], fitted.table(), cascade=False, comments=["Fitted."])
-    policy = Policy.model_validate(tomllib.loads(text))
-    (found,) = replay({"fitted": policy}, recordings)
-    (given,) = replay({"given": changed()}, recordings)
-    assert found.step_acceptance == pytest.approx(given.step_acceptance or 0, abs=0.2)
-    assert text.startswith("# Written by stepspec:\n# Fitted.\n#\n")
-    assert "# Ours." in text, "comments of the file stay"
-
-
-def test_a_fit_is_written_to_files(run: Path, tmp_path: Path) -> None:
-    files = ["--policy-file", tmp_path / "fitted.toml", "--json", tmp_path / "fitted.json"]
-    done = invoke("fit-judge", run, "--labels", "verdicts", "--signals", "target", *files)
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "fitted.json").read_text())
-    assert found["weights"].keys() == found["areas"].keys() - {"learned"}
-    assert found["areas"]["target-min"].keys() == {"value", "interval", "why"}
-    assert load_policy(str(tmp_path / "fitted.toml"))[0].judges[0].kind == "learned"
 
 
 def test_replays_are_compared_with_a_real_run(

@@ -12,7 +12,7 @@ from stepspec.bench.certification import read_population
 from stepspec.bench.ideal import ideals
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Failure, StepRecord
+from stepspec.evaluation.records import Block, Failure, StepRecord, Throughput
 from stepspec.evaluation.running import summarise
 from stepspec.loop.step import Result
 
@@ -297,3 +297,10 @@ def test_a_population_of_outcomes_is_read_from_a_run(tmp_path: Path) -> None:
     found = read_population(tmp_path / "run")
     assert found.target.shape == (4, 1)
     assert found.losses.tolist() == [[0.0] * 4] * len(found.policies)
+
+
+def test_stored_figures_of_energy_still_load() -> None:
+    throughput = {"problems_per_s": 1.0, "tokens_per_s": 2.0, "speedup_vs_target": None, "speedup_vs_target_ci": None}
+    assert Throughput.model_validate(throughput | {"joules_per_problem": 3.0}) == Throughput.model_validate(throughput)
+    block = {"policy": "target", "jobs": [["p", 0]], "wall_s": 1.0, "committed_tokens": 3}
+    assert Block.model_validate_json(json.dumps(block | {"joules": 5.0})) == Block.model_validate(block)

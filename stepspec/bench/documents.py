@@ -21,7 +21,6 @@ from stepspec.bench import agent, conversation, distance, exactness, overhead, s
 from stepspec.bench.ablation import ablation_block
 from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
-from stepspec.bench.learned import learned_block
 from stepspec.bench.loads import loads_block
 from stepspec.bench.plots import METHODS, PLOTS, images
 from stepspec.bench.presets import methods_block
@@ -109,8 +108,6 @@ SCENARIOS: Mapping[str, type[records.Scenario]] = {
 """By the file under `evals/results/service`."""
 ON_MANY_MACHINES = frozenset({"affinity", "replicas", "sizing"})
 """Scenarios that `docs/many-machines.md` shows. The others are in `docs/service.md`."""
-LEARNED = ("embedded-t0", "smol-t06")
-"""Calibrations whose recorded steps compare a learned judge with its signals."""
 
 
 def generated(root: Path) -> dict[Path, str]:
@@ -134,10 +131,6 @@ def generated(root: Path) -> dict[Path, str]:
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
         *(("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json")) for name in PAIRS),
-        *(
-            ("docs/results.md", "learned", name, learned_block(results / "learned" / f"{name}.json"))
-            for name in LEARNED
-        ),
         ("docs/results.md", "ideals", "all", ideals_block(results / "ideals")),
         *(
             ("docs/results.md", name, file.stem, block(file))

@@ -19,7 +19,6 @@ from stepspec.cli.comparing import compare_runs
 from stepspec.cli.describing import describe_models
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
-from stepspec.cli.fitting import fit_a_judge
 from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.keying import create_key
@@ -55,7 +54,6 @@ app.command("size")(size_service)
 app.command("advise")(advise)
 app.command("calibrate")(calibrate_policy)
 app.command("replay")(replay_run)
-app.command("fit-judge")(fit_a_judge)
 app.command("eval")(evaluate_policies)
 app.command("report")(report_runs)
 app.command("compare")(compare_runs)

@@ -5,9 +5,9 @@ with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summa
 If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Strict
+from pydantic import BaseModel, ConfigDict, Strict, model_validator
 
 from stepspec.loop.policy import PolicyKind
 
@@ -16,6 +16,17 @@ class Record(BaseModel):
     """Base class of records that stepspec writes and reads back."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    removed_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields of earlier versions. Stored records that have them still load, without them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        if cls.removed_fields and isinstance(values, dict):
+            stored = cast("dict[str, Any]", values)
+            return {name: value for name, value in stored.items() if name not in cls.removed_fields}
+        return values
 
 
 class Conditions(Record):
@@ -258,14 +269,14 @@ class Node(Record):
 class Block(Record):
     """Rows of one policy that ran together, with measurements that cover all of them."""
 
+    removed_fields = frozenset({"joules"})
+
     version: Literal[1] = 1
     policy: str
     jobs: list[tuple[str, int]]
     """Problem and repeat of every row."""
     wall_s: float
     committed_tokens: int
-    joules: float | None = None
-    """Energy that devices with a counter drew during the block, including other programs on them."""
     usage: dict[str, Usage] | None = None
     """By role, target and draft."""
     node: Node | None = None
@@ -300,12 +311,13 @@ class Percentiles(Record):
 class Throughput(Record):
     """Throughput over blocks that finished under every policy. Includes idle time at their ends, excludes grading."""
 
+    removed_fields = frozenset({"joules_per_problem"})
+
     problems_per_s: float
     tokens_per_s: float
     """Committed tokens."""
     speedup_vs_target: float | None
     speedup_vs_target_ci: tuple[float, float] | None
-    joules_per_problem: float | None = None
     usage: dict[str, Usage] | None = None
 
 

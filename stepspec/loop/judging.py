@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 Decision = Literal["accept", "reject", "undecided"]
 GROUP = "stepspec.judges"
 """Entry point group in which an installed package names its judges."""
+REMOVED = {"numbers": "arithmetic", "learned": "likelihood"}
+"""What to use instead of judges of earlier versions."""
 
 
 class Answer(NamedTuple):
@@ -214,6 +216,9 @@ def _as_judge(value: Any) -> Judge:
     known, kind = ", ".join(map(repr, judge_kinds())), table.get("kind")
     if kind is None:
         raise PydanticCustomError("kind_missing", "needs a kind. Known: {known}", {"known": known})
+    if kind in REMOVED:
+        context = {"kind": kind, "other": REMOVED[kind]}
+        raise PydanticCustomError("judge_removed", "the judge {kind} was removed in 0.2.0; use {other}", context)
     if kind not in judge_kinds():
         context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
         raise PydanticKnownError("union_tag_invalid", context)

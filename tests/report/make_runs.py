@@ -268,7 +268,6 @@ def _blocks(rows: Sequence[ResultRow], policies: Sequence[str], concurrency: int
                 jobs=[(row.problem, row.repeat) for row in block],
                 wall_s=wall_s,
                 committed_tokens=committed,
-                joules=40 * wall_s,
                 usage={"target": usage, "draft": usage},
             )
 

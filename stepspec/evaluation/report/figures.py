@@ -160,11 +160,6 @@ THROUGHPUT_RATIO = Column(
     ),
     is_speed=True,
 )
-JOULES = Column(
-    "joules per problem",
-    "energy used by the devices whose driver reports it, including any other work on them",
-    lambda each: (cells.significant(each.throughput and each.throughput.joules_per_problem), ""),
-)
 TRUNCATED = Column("truncated", "answers cut off by the token limit", lambda each: (_of_rows(each.truncated, each), ""))
 NO_ANSWER = Column("no answer", "texts in which no answer was found", lambda each: (_of_rows(each.no_answer, each), ""))
 NOT_READ = Column(
@@ -199,7 +194,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
     "Speculation": (STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),
-    "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO, JOULES),
+    "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO),
     "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, BY_LAST_NUMBER, FAILED),
 }
 """All columns by group."""

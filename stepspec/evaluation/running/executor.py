@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from stepspec.api.loading import Pair
 from stepspec.api.session import StepSpec
-from stepspec.evaluation.energy import EnergyMeter
 from stepspec.evaluation.grade import GraderKind, Grading
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.running.gauges import Gauges
@@ -48,7 +47,7 @@ class Evaluation:
         keeping: where the run is stored, and what besides rows.
         grader: grades the answers.
         ask: turns a question into the full request text; with None, the models are asked by `run.prompt_id`.
-        gauges: whether to read the counters of engines and of energy before and after every block.
+        gauges: whether to read the counters of the engines before and after every block.
     """
 
     run: RunRecord
@@ -68,7 +67,7 @@ class Evaluation:
         if not self.gauges:
             return Gauges()
         engines = {"target": pair.target, **({"draft": pair.draft} if pair.draft else {})}
-        return Gauges(engines, EnergyMeter())
+        return Gauges(engines)
 
 
 class Gradings:

@@ -143,7 +143,6 @@ class Runner:
                     jobs=[(row.problem, row.repeat) for row in rows],
                     wall_s=wall_s,
                     committed_tokens=sum(row.tokens.committed for row in rows),
-                    joules=self.gauges.joules_since(before, now),
                     usage=self.gauges.usage_since(before, now),
                 )
             )

@@ -1,4 +1,4 @@
-"""Computes throughput, energy and token usage of policies from blocks of rows that ran together."""
+"""Computes throughput and token usage of policies from blocks of rows that ran together."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,13 +31,11 @@ def _throughput(own: Sequence[Block], target: Sequence[Block] | None, seed: int)
     if target:
         walls = [block.wall_s for block in target], [block.wall_s for block in own]
         speedup, interval = ratio_of_sums(*walls, np.random.default_rng(seed))
-    joules = [block.joules for block in own if block.joules is not None]
     return Throughput(
         problems_per_s=num_rows / wall_s,
         tokens_per_s=sum(block.committed_tokens for block in own) / wall_s,
         speedup_vs_target=speedup,
         speedup_vs_target_ci=interval,
-        joules_per_problem=sum(joules) / num_rows if len(joules) == len(own) else None,
         usage=_total_usage(own),
     )
 

@@ -7,6 +7,7 @@
 The name before the colon of a spec string selects the engine. The engine's library loads when it is first used.
 """
 
+import asyncio
 import logging
 import math
 import reprlib
@@ -47,6 +48,8 @@ Question = str | Sequence[Message] | RawPrompt
 
 SCORED_TOKENS = 256
 """Most tokens of which one pass returns log-probabilities at the end of a request."""
+MAX_OTHERS = 64
+"""Most other policies of which a session keeps what it learned."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,9 @@ class StepSpec:
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = policy.summary if isinstance(policy, Policy) else policy
-        self._owns_pair, self._record = not isinstance(pair, Pair), record
+        self._owns_pair, self._record, self._closed = not isinstance(pair, Pair), record, False
+        self._others: dict[str, StepSpec] = {}
+        """Sessions with the same models, by the policy of a request."""
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -152,6 +157,11 @@ class StepSpec:
         if any(each.certificate is not None for each, _ in self._panels.values()):
             _ = self.pair.models  # hashes weights now, and not in the first request
 
+    def __repr__(self) -> str:
+        draft = f" with the draft {self.pair.draft.name}" if self.pair.draft else " without a draft"
+        closed = ", closed" if self._closed else ""
+        return f"<StepSpec: {self.pair.target.name}{draft}, policy {self.policy_name}{closed}>"
+
     async def __aenter__(self) -> "StepSpec":
         return self
 
@@ -167,11 +177,13 @@ class StepSpec:
 
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
-        self._pace.forget()
+        for each in (self, *self._others.values()):
+            each._pace.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
-        """Free the models if this session loaded them."""
+        """Close the session, and free the models if it loaded them."""
+        self._closed = True
         if self._owns_pair:
             await self.pair.aclose()
 
@@ -216,6 +228,10 @@ class StepSpec:
         """
         since = time.perf_counter()
         options = RequestOptions.of(options, changes)
+        check_open(closed=self._closed)
+        if options.policy not in (None, self.policy_name):
+            other = await self._under(options.policy)
+            return await other.prepare(question, replace(options, policy=None))
         sampling = options.sampled(self._answering.default_sampling)
 
         def encode() -> _Encoded:
@@ -240,6 +256,19 @@ class StepSpec:
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
         work = partial(self._run, encoded, options, spent)
         return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, work)
+
+    async def _under(self, policy: str) -> "StepSpec":
+        """Return a session with the same models under another policy.
+
+        Raises:
+            UsageError: the policy is unknown, or these models do not support it.
+        """
+        if policy not in self._others:
+            other = await asyncio.to_thread(StepSpec, policy=policy, pair=self.pair, record=self._record)
+            self._others.setdefault(policy, other)
+            if len(self._others) > MAX_OTHERS:
+                del self._others[next(iter(self._others))]
+        return self._others[policy]
 
     async def _run(
         self,
@@ -291,8 +320,8 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     async def _with_notes(self, result: Result, prompt: Sequence[int], request: Request) -> Result:
-        """Add a note to the result if the question is unlike the pair's training data, or if the policy's certificate
-        is not for this request."""
+        """Add a note to the result if the question is unlike the pair's training data, if the policy's certificate is
+        not for this request, or if a judge failed."""
         notes: list[str] = []
         certificate, sampling = request.policy.certificate, request.sampling
         if certificate is not None:
@@ -308,6 +337,10 @@ class StepSpec:
             with suppress(EngineError):  # the answer is valid without a note
                 note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
                 notes += [] if note is None else [note]
+        notes += [
+            f"The judge {name} failed at {count} steps, which rejects them. The last error: {error}."
+            for name, (count, error) in request.judge_errors.items()
+        ]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
@@ -507,6 +540,16 @@ class StepSpec:
         Results are in the order of the questions. The first failure cancels the other questions.
         """
         return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
+
+
+def check_open(*, closed: bool) -> None:
+    """Check that a session is open.
+
+    Raises:
+        UsageError: it was closed.
+    """
+    if closed:
+        raise UsageError("The session was closed. Open a new one.")
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime

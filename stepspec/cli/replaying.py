@@ -97,6 +97,7 @@ def _notes(replayed: "list[Replayed]", *, sweep: bool) -> list[str]:
             f"Up to {wide:.0%} of the judging passes are wider than the costs were measured for: extrapolated."
         )
     notes.append(
-        "On the front are the policies of which no other one is as fast and departs as little. Confirm them with 'stepspec eval' or 'stepspec calibrate'."
+        "On the front are the policies of which no other one is as fast and departs as little. Confirm them with "
+        "'stepspec eval' or 'stepspec calibrate'."
     )
     return notes

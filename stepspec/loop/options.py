@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     logprobs: bool
     top_logprobs: int
     session_id: str | None
+    policy: str | None
 
 
 def _option(default: Any, kind: Any, words: str) -> Any:
@@ -81,6 +82,7 @@ class RequestOptions:
         top_logprobs: number of the most likely tokens to list at each place, at most 20. Requires `logprobs`.
         session_id: id of the conversation, the same in all its requests. Routers and pools of servers send requests of
             one conversation to the same replica. It never changes a text.
+        policy: name of a policy, or path of its file, in place of the session's. With a service, one of its names.
 
     Raises:
         UsageError: a value has the wrong type, is out of range, or contradicts another value.
@@ -108,6 +110,7 @@ class RequestOptions:
     logprobs: bool = _option(False, bool, "True or False")
     top_logprobs: int = 0
     session_id: str | None = _option(None, (str, NoneType), "a string or None")
+    policy: str | None = _option(None, (str, NoneType), "the name of a policy or None")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -44,8 +44,8 @@ def check_replayable(name: str, policy: Policy, recorded_name: str, recorded: Po
         different.append("salvage.redraft")
     if different:
         raise UsageError(
-            f"{name!r} cannot be replayed: it differs from the recorded {recorded_name!r} in {', '.join(different)}. A replay "
-            "can change only the judges and min_logprob of [salvage]. Run it with 'stepspec eval'."
+            f"{name!r} cannot be replayed: it differs from the recorded {recorded_name!r} in {', '.join(different)}. A "
+            "replay can change only the judges and min_logprob of [salvage]. Run it with 'stepspec eval'."
         )
     for judge in policy.judges:
         if not (is_computed(judge) or any(same_scores(judge, each) for each in recorded.judges)):

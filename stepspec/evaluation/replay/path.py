@@ -139,7 +139,8 @@ def thresholds_of(
     for judge in judges:
         if not scores[judge.name]:
             raise UsageError(
-                f"No recorded step has a score of the judge {judge.name} of {name!r}. The draft proposes none that is judged."
+                f"No recorded step has a score of the judge {judge.name} of {name!r}. The draft proposes none that is "
+                "judged."
             )
     return [{judge.name: _quantile(scores[judge.name], 1 - share) for judge in judges} for share in shares]
 

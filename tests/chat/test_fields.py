@@ -469,7 +469,7 @@ WRONG: Mapping[str, list[Any]] = {
     "logprobs": [None, 1],
     "top_logprobs": [-1, 21, 1, "1", True],
     "session_id": [5, True],
-    "policy": [5, True, "no-such-policy"],
+    "policy": [5, True],
 }
 
 

@@ -61,12 +61,11 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not write_new(self.path / "run.json", run.model_dump_json(indent=2) + "\n"):
                 refuse_another(self.path, read_run(self.path), run)
-                self._resume(run.conditions)
             self._descriptor("rows")
 
-    def _resume(self, here: Conditions) -> None:
+    def resume(self, here: Conditions) -> None:
         """Note in `run.json` with what the run goes on, if that is new."""
-        with self._changing() as run:
+        with self._disk(), self._changing() as run:
             self.node = node_of(run, here)
             if not any(here.is_like(each) for each in (run, *run.resumed)):
                 run.resumed.append(here)

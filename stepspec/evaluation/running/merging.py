@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Conditions, Node, RunRecord, Summary
+from stepspec.evaluation.records import Node, Summary
 from stepspec.evaluation.running.folder import RunFolder, node_of, what_differs
 from stepspec.evaluation.running.summary import summarise
 from stepspec.evaluation.runs import Key, iter_blocks, iter_failures, iter_rows, iter_traces, read_run, says
@@ -27,22 +27,15 @@ def merge(parts: Sequence[Path], output: Path) -> Summary:
         if differences := what_differs(runs[0], run):
             raise UsageError(f"{part} and {parts[0]} are not parts of one run: they differ in {differences}.")
     with RunFolder(output) as merged:
-        merged.begin(_merged_conditions(runs))
+        merged.begin(runs[0])
+        for each in (each for run in runs for each in (run.conditions, *run.resumed)):
+            merged.resume(each)
         done = {row.key for row in merged.rows()}
         for part, run in zip(parts, runs, strict=True):
             done |= _copy(part, merged, done, node_of(runs[0], run.conditions))
         summary = summarise(runs[0], merged.rows(), merged.blocks(), merged.failures())
         merged.finish(summary)
     return summary
-
-
-def _merged_conditions(runs: Sequence[RunRecord]) -> RunRecord:
-    """Return the conditions of the merged run, with each machine, version and commit listed once."""
-    found: list[Conditions] = []
-    for each in (each for run in runs for each in (run.conditions, *run.resumed)):
-        if not any(each.is_like(other) for other in (runs[0], *found)):
-            found.append(each)
-    return runs[0].model_copy(update={"resumed": found})
 
 
 def _copy(part: Path, merged: RunFolder, done: set[Key], node: Node | None) -> set[Key]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Unpack
 
-from stepspec.api.session import one_conversation
+from stepspec.api.session import check_open, one_conversation
 from stepspec.base.extras import from_extra
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
@@ -82,6 +82,7 @@ class RemoteStepSpec:
         self._wire = Wire(self._address, refusal=_refusal)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._model, self._policy = model, policy
+        self._closed = False
 
     async def __aenter__(self) -> "RemoteStepSpec":
         return self
@@ -92,7 +93,8 @@ class RemoteStepSpec:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop."""
+        """Close the session, and the connections of the running event loop."""
+        self._closed = True
         await self._wire.aclose()
 
     @known_options
@@ -107,6 +109,7 @@ class RemoteStepSpec:
             EngineError: the service cannot be reached or failed.
         """
         requested = RequestOptions.of(options, changes)
+        check_open(closed=self._closed)
         body = await off_the_loop(
             (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
         )
@@ -139,7 +142,7 @@ class RemoteStepSpec:
         messages = one_conversation(question, options.prompt)
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         limits = {"max_thinking_s": options.max_thinking_s, "deadline_s": options.deadline_s}
-        speculation = {"policy": self._policy, **limits, "events": True}
+        speculation = {"policy": options.policy or self._policy, **limits, "events": True}
         fields = {
             "messages": list(messages),
             "model": self._model,

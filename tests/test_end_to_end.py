@@ -1,6 +1,5 @@
 """`run` and `eval` on the embedded pair, in separate processes: output, folders, interruption, bad input."""
 
-import json
 import os
 import random
 import signal
@@ -165,19 +164,6 @@ def scores_of(rows: list[ResultRow]) -> dict[object, float | None]:
         for index, step in enumerate(row.steps)
         for name, score in step.scores.items()
     }
-
-
-def test_run_prints_plain_steps_and_an_answer_when_piped():
-    done = stepspec("run", QUESTION)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "\\boxed{" in done.stdout
-
-
-def test_run_prints_one_json_object():
-    done = stepspec("run", QUESTION, "--json", "--policy", "specreason")
-    assert done.returncode == 0, done.stderr
-    assert "\\boxed{" in json.loads(done.stdout)["answer"]
 
 
 def refused(*arguments: str | Path, code: int = 2) -> str:

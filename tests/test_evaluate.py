@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -20,7 +22,8 @@ from stepspec.api.loading import Pair
 from stepspec.base.files import list_data_files
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
-from stepspec.evaluation.records import RunRecord, Summary, Trace
+from stepspec.evaluation.machine import Processors
+from stepspec.evaluation.records import ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.running import (
     Keeping,
     Part,
@@ -37,7 +40,7 @@ from stepspec.evaluation.running.results import MAX_FAILURES_IN_A_ROW
 from stepspec.evaluation.running.runner import WARM_UP_QUESTION
 from stepspec.evaluation.running.schedule import balanced_orders, rounds, seed_of
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
-from stepspec.loop.step import Result, Step
+from stepspec.loop.step import Result, Step, Times
 
 # The order of requests.
 
@@ -138,7 +141,8 @@ def test_a_run_folder_holds_conditions_rows_traces_summary_and_report(tmp_path: 
         "summary.json",
         "report.md",
     }
-    assert RunRecord.model_validate_json((folder / "run.json").read_bytes()) == make_run(problems)
+    stored = make_run(problems).model_copy(update={"busy": summary.busy})  # which depends on other programs
+    assert RunRecord.model_validate_json((folder / "run.json").read_bytes()) == stored
     assert Summary.model_validate_json((folder / "summary.json").read_bytes()) == summary
     traces = [Trace.model_validate_json(line) for line in (folder / "traces.jsonl").read_bytes().splitlines()]
     assert {trace.steps[0].text for trace in traces if trace.policy == "stepspec"} == {"One.\n\n"}
@@ -162,8 +166,8 @@ def test_a_run_killed_anywhere_resumes_to_the_same_rows(tmp_path: Path, cut: int
 
 
 def untimed(summary: Summary) -> dict[str, object]:
-    """Return the summary without the throughput, which depends on the clock."""
-    return summary.model_dump(exclude={"policies": {"__all__": {"throughput"}}})
+    """Return the summary without what depends on the clock and on other programs."""
+    return summary.model_dump(exclude={"policies": {"__all__": {"throughput", "cpu_s", "others"}}, "busy": True})
 
 
 def test_a_finished_run_makes_no_requests(tmp_path: Path) -> None:
@@ -394,7 +398,7 @@ def test_parts_in_one_folder_make_up_the_run(tmp_path: Path) -> None:
 
 def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: Path) -> None:
     problems = make_problems(8)
-    here, there = make_run(problems), make_run(problems).model_copy(update={"hardware": {"cpu": "Other"}})
+    here, there = (make_run(problems).model_copy(update={"hardware": {"cpu": cpu}}) for cpu in ("Own", "Other"))
     play(tmp_path / "a", Script(answer_right), problems, here, part=Part(1, 2), traces=True)
     play(tmp_path / "b", Script(Failing("What is 1?")), problems, there, part=Part(2, 2), traces=True)
     for _ in range(2):  # merging again adds nothing
@@ -403,7 +407,118 @@ def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: P
         assert summary.policies["stepspec"].failed == 1
         assert len(rows_of(tmp_path / "all")) == len(list(iter_traces(tmp_path / "all"))) == 7 * len(POLICIES)
         assert len(list(iter_blocks(tmp_path / "all"))) == 7 * len(POLICIES)
-    assert "Other" in str(read_run(tmp_path / "all").hardware["machines"])
+    assert [each.hardware for each in read_run(tmp_path / "all").resumed] == [{"cpu": "Other"}]
+    assert {row.node for row in rows_of(tmp_path / "all")} == {None, "machine Other"}
+
+
+class Killed(BaseException):
+    """Ends an evaluation like a signal."""
+
+
+def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_path: Path) -> None:
+    """Killed after every request and resumed in turn on three machines, one of them a twin of the first with another
+    commit, a run compares the times of no problem that was answered on two of them."""
+    problems, folder = make_problems(6), tmp_path / "run"
+    here = make_run(problems).model_copy(update={"hardware": {"cpu": "A"}, "machine": "a", "commit": "1"})
+    machines = [here, here.model_copy(update={"commit": "2"}), here.model_copy(update={"machine": "b"})]
+    place = -1
+
+    def answer(policy: str, question: str) -> Result:
+        if len(script.recorded) > 1:
+            raise Killed
+        return replace(answer_right(policy, question), times=Times(target=10.0**place, wall=10.0**place))
+
+    for place in [0] * 3 + [1] * 2 + [2] * 9 + [0] * 9:
+        script = Script(answer)
+        with contextlib.suppress(Killed):
+            play(folder, script, problems, machines[place])
+    summary = play(folder, Script(answer_right), problems, here)
+    nodes = {(row.problem, row.policy): row.node for row in rows_of(folder)}
+    assert set(nodes.values()) == {None, "machine b"}
+    mixed = [each.id for each in problems if len({nodes[each.id, policy] for policy in POLICIES}) > 1]
+    assert (summary.num_apart, len(mixed)) == (len(mixed), 2)
+    assert [(each.machine, each.commit) for each in read_run(folder).resumed] == [("a", "2"), ("b", "1")]
+    report = (folder / "report.md").read_text("utf-8")
+    assert "resumed on A" in report
+    assert "2 requests ran on different machines under the policies and count for no time" in report
+
+
+def test_a_busy_machine_is_recorded_and_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures come from /proc on Linux; elsewhere from the load average, of which stepspec's part is subtracted."""
+
+    def run(name: str, others_s: float, load: float, *, without_proc: bool = False) -> Summary:
+        clock = itertools.count()
+
+        def read() -> Processors:
+            seconds = time.perf_counter()
+            own_s, all_s = 0.5 * seconds, (0.5 + others_s) * seconds
+            next(clock)
+            return Processors(own_s, None if without_proc else all_s, load)
+
+        monkeypatch.setattr(Processors, "read", read)
+        monkeypatch.setattr(os, "cpu_count", lambda: 4)
+        return play(tmp_path / name, Script(slow), make_problems(3))
+
+    def slow(policy: str, question: str) -> Result:
+        time.sleep(0.005)
+        return answer_right(policy, question)
+
+    for name, given in {"idle": (0.2, 9.0), "loaded": (2.0, 0.0)}.items():
+        summary, is_busy = run(name, *given), name == "loaded"
+        assert summary.policies["target"].others == pytest.approx(given[0] / 4, rel=0.3)
+        assert bool(summary.busy) == bool(read_run(tmp_path / name).busy) == is_busy
+        assert ("Other programs used" in (tmp_path / name / "report.md").read_text("utf-8")) == is_busy
+        (first, *_) = iter_blocks(tmp_path / name)
+        assert first.load == given[1]
+        assert (first.cpu_s or 0) / first.wall_s == pytest.approx(0.5, rel=0.3)
+    assert not run("idle elsewhere", 0.0, 0.5, without_proc=True).busy
+    assert run("loaded elsewhere", 0.0, 2.5, without_proc=True).busy
+
+
+def test_the_processors_of_this_machine_are_read() -> None:
+    before, since = Processors.read(), time.perf_counter()
+    child = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-c", child], check=True)
+    now = Processors.read()
+    assert now.own_s - before.own_s >= 0.25, "ended children count"
+    others = now.others_since(before, time.perf_counter() - since)
+    assert others is not None
+    assert 0 <= others <= 1
+
+
+def test_what_runs_is_shown_from_the_warm_up_on(tmp_path: Path) -> None:
+    shown: list[str] = []
+    done = [-1]
+
+    def show(row: ResultRow | str | None, num_done: int, num_rows: int) -> None:
+        assert (num_done >= done[-1], num_rows) == (True, 9)
+        done.append(num_done)
+        if isinstance(row, str):
+            shown.append(row)
+
+    problems = make_problems(3)
+    with Grading("integer") as grading:
+        systems = Script(answer_right).systems
+        asyncio.run(
+            evaluate(make_run(problems), problems, systems, Keeping(tmp_path / "run"), grading=grading, on_row=show)
+        )
+    assert shown[:3] == [f"warm-up of {name}" for name in POLICIES]
+    assert Counter(shown[3:]) == dict.fromkeys(POLICIES, 3)
+
+
+def test_rows_are_stored_while_their_block_runs(tmp_path: Path) -> None:
+    """A process that is killed in a block loses none of its finished rows."""
+    problems, stored = make_problems(16), [0]
+
+    def answer(policy: str, question: str) -> Result:
+        file = tmp_path / "run" / "rows.jsonl"
+        stored.append(file.read_bytes().count(b"\n") if file.exists() else 0)
+        time.sleep(0.01)  # longer than grading takes
+        return answer_right(policy, question)
+
+    play(tmp_path / "run", Script(answer), problems, make_run(problems, concurrency=4))
+    within_blocks = [after - before for before, after in itertools.pairwise(stored)]
+    assert max(within_blocks) < 8, "no block of 16 is stored at once"
 
 
 @pytest.mark.parametrize("stray_answer", ["Something else.", None])

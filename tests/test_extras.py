@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stepspec.base.extras import from_extra
+from stepspec.base.extras import from_extra, install_command
 from stepspec.errors import MissingExtraError, StepSpecError
 
 MODULES = {
@@ -77,7 +77,7 @@ def said() -> dict[str, str]:
 
 @pytest.mark.parametrize(("what", "extra"), [*MODULES.items(), *COMMANDS.items()])
 def test_a_missing_extra_is_named_in_one_sentence(said: dict[str, str], what: str, extra: str) -> None:
-    assert f'which is not installed: pip install "stepspec[{extra}]"' in said[what]
+    assert f"which is not installed: {install_command(extra)}" in said[what]
     assert "\n" not in said[what]
 
 

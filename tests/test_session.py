@@ -1,7 +1,9 @@
 """The Python API with scripted engines: the prompts that a session sends to the models, and its errors."""
 
+import re
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +12,14 @@ from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import PairScope
+from stepspec.client import RemoteStepSpec
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
+from stepspec.loop.judging import Evidence, Judge
 from stepspec.loop.step import Done, Event
 
 pytestmark = pytest.mark.anyio
 
+EMBEDDED_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?"
 ONE, END, ANSWER = "One two.\n\n", "</think>", "So 9.<|end|>"
 
 
@@ -261,6 +266,67 @@ def test_the_synchronous_api_raises_the_errors_of_the_request() -> None:
 
 
 # Models
+
+
+async def test_a_closed_session_is_refused_in_every_api() -> None:
+    spec, remote = StepSpec(policy="specreason", pair=new_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)
+    for each in (spec, remote):
+        async with each:
+            pass
+        with pytest.raises(UsageError, match=r"The session was closed\. Open a new one\."):
+            await each.generate("How many?")
+    assert repr(spec).endswith("policy specreason, closed>")
+
+
+async def test_a_request_may_choose_another_policy() -> None:
+    pair = load_pair(notes=False)
+    spec = StepSpec(policy="specreason", pair=pair)
+    asked: list[str | None] = ["target", "target", None, "specreason"]
+    results = [await spec.generate("How many?", policy=name, max_tokens=20) for name in asked]
+    assert [each.policy for each in results] == ["target", "target", "specreason", "specreason"]
+    assert (results[0].counts.drafted, results[0].answer) == (0, results[1].answer)
+    with SyncStepSpec(policy="specreason", pair=pair) as sync:
+        assert sync.generate("How many?", policy="target", max_tokens=20).reasoning == results[0].reasoning
+    for name, message in (("targett", "Did you mean 'target'"), ("no/such.toml", "no policy file")):
+        with pytest.raises(UsageError, match=message):
+            await spec.generate("How many?", policy=name)
+    with pytest.raises(UsageError, match="needs a draft"):
+        await StepSpec(policy="target", pair=Pair(pair.target, None)).generate("How many?", policy="specreason")
+    await pair.aclose()
+
+
+async def test_a_session_and_a_result_are_printed_as_one_short_paragraph() -> None:
+    spec = StepSpec(policy="specreason", pair=new_pair())
+    assert repr(spec) == "<StepSpec: target with the draft draft, policy specreason>"
+    result = await spec.generate("How many?")
+    for text in (repr(spec), str(result), str(replace(result, answer="long " * 1000, note="A note."))):
+        assert "\n" not in text
+        assert len(text) < 600
+    assert str(result).startswith("So 9. (")
+    assert "10 tokens" in str(result)
+
+
+class Broken(Judge):
+    """Fails at every step."""
+
+    asks_target = False
+    kind: str = "broken"
+
+    async def score(self, evidence: Evidence) -> float | None:
+        raise RuntimeError("out of order")
+
+    def decide(self, score: float) -> Any: ...
+
+
+async def test_a_judge_that_raises_shows_in_the_result() -> None:
+    policy = Policy(version=1, summary="a test", family="score", judges=(Broken(),))
+    async with StepSpec(policy=policy) as spec:
+        note = (await spec.generate(EMBEDDED_QUESTION, max_tokens=40)).note
+    assert note is not None
+    count = re.search(r"The judge broken failed at (\d+) steps, which rejects them\.", note)
+    assert count
+    assert int(count[1]) > 0
+    assert "The last error: RuntimeError: out of order." in note
 
 
 async def test_a_session_does_not_close_a_given_pair() -> None:

@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import Unpack
 
 from stepspec.api.loading import Pair
-from stepspec.api.session import StepSpec
+from stepspec.api.session import StepSpec, check_open
 from stepspec.base.keywords import known_options
 from stepspec.base.loop_thread import LoopThread
 from stepspec.chat.prompts import Message
-from stepspec.errors import UsageError
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Event, Result
@@ -52,8 +51,7 @@ class SyncStepSpec:
             self._loop.close()
 
     def _opened(self) -> LoopThread:
-        if self._closed:
-            raise UsageError("The session was closed. Open a new one.")
+        check_open(closed=self._closed)  # the thread has ended
         return self._loop
 
     def generate(

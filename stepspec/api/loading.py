@@ -6,6 +6,7 @@ The engine's library loads when it is first used.
 import asyncio
 import hashlib
 import importlib
+import os
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
     if pair is not None and (target is not None or draft is not None):
         raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
     if target is not None:
-        return Models(target, draft)
+        return Models(with_kind(target), draft and with_kind(draft))
     if draft is not None:
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
     name, mark, options = (pair or EMBEDDED_NAME).partition("?")
@@ -148,6 +149,7 @@ def load_pair(
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
+    The folder of a model, which has a `config.json`, is one for the torch engine.
     Several addresses of the same model are separated by spaces.
     Options follow after a question mark, as in `torch:FOLDER?dtype=bfloat16&threads=2`; those of a pair count for both
     models. The target loads first, because the draft may have to fit into the remaining memory.
@@ -242,8 +244,10 @@ def choose_judges(given: Mapping[str, str], wanted: Collection[str], folder: Pat
         folder: folder of the named pair, if there is one.
     """
     if folder is None:
-        return given
-    return {name: f"torch:{folder / name}" for name in wanted if (folder / name / "config.json").exists()} | dict(given)
+        return {name: with_kind(spec) for name, spec in given.items()}
+    return {name: f"torch:{folder / name}" for name in wanted if (folder / name / "config.json").exists()} | {
+        name: with_kind(spec) for name, spec in given.items()
+    }
 
 
 def load_judge(name: str, spec: str) -> JudgeModel:
@@ -266,6 +270,11 @@ def check_judge_spec(name: str, spec: str) -> None:
         raise UsageError(f"The judge model {name!r} is {spec!r}. {unknown}")
 
 
+def with_kind(spec: str) -> str:
+    """Return a spec string with its kind, which that of a model's folder may leave out."""
+    return f"torch:{spec}" if os.path.isfile(os.path.join(spec.partition("?")[0], "config.json")) else spec
+
+
 def check_spec(spec: str) -> None:
     """Check a spec string without loading the model.
 
@@ -275,7 +284,7 @@ def check_spec(spec: str) -> None:
     """
     kind, separator, name = spec.partition(":")
     if not separator or not name:
-        raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, for instance torch:path/to/folder.")
+        raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, such as torch:NAME, or a model's folder.")
     if kind not in ENGINES:
         raise UsageError(unknown_name("engine kind", kind, ENGINES))
     path = name.partition("?")[0]

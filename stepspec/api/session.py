@@ -51,6 +51,8 @@ MAX_UNKNOWN_TOKENS = 256
 """Default of `max_tokens` for a question that is unlike the pair's training data: its answer is likely nonsense."""
 SCORED_TOKENS = 256
 """Most tokens of which one pass returns log-probabilities at the end of a request."""
+MAX_OTHERS = 64
+"""Most other policies of which a session keeps what it learned."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,10 @@ class StepSpec:
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = policy.summary if isinstance(policy, Policy) else policy
-        self._owns_pair, self._record = not isinstance(pair, Pair), record
+        self._owns_pair, self._record, self._closed = not isinstance(pair, Pair), record, False
         self._warned = set[str]()
+        self._others: dict[str, StepSpec] = {}
+        """Sessions with the same models, by the policy of a request."""
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -159,6 +163,11 @@ class StepSpec:
         if any(each.certificate is not None for each, _ in self._panels.values()):
             _ = self.pair.by_role  # hashes weights now, and not in the first request
 
+    def __repr__(self) -> str:
+        draft = f" with the draft {self.pair.draft.name}" if self.pair.draft else " without a draft"
+        closed = ", closed" if self._closed else ""
+        return f"<StepSpec: {self.pair.target.name}{draft}, policy {self.policy_name}{closed}>"
+
     async def __aenter__(self) -> "StepSpec":
         return self
 
@@ -174,11 +183,13 @@ class StepSpec:
 
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
-        self._pace.forget()
+        for each in (self, *self._others.values()):
+            each._pace.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
-        """Free the models if this session loaded them."""
+        """Close the session, and free the models if it loaded them."""
+        self._closed = True
         if self._owns_pair:
             await self.pair.aclose()
 
@@ -223,6 +234,10 @@ class StepSpec:
         """
         since = time.perf_counter()
         options = RequestOptions.of(options, changes)
+        check_open(closed=self._closed)
+        if options.policy not in (None, self.policy_name):
+            other = await self._under(options.policy)
+            return await other.prepare(question, replace(options, policy=None))
         sampling = options.sampled(self._answering.default_sampling)
 
         def encode() -> _Encoded:
@@ -248,6 +263,19 @@ class StepSpec:
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
         work = partial(self._run, encoded, options, spent)
         return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, sum(spent.values()), work)
+
+    async def _under(self, policy: str) -> "StepSpec":
+        """Return a session with the same models under another policy.
+
+        Raises:
+            UsageError: the policy is unknown, or these models do not support it.
+        """
+        if policy not in self._others:
+            other = await asyncio.to_thread(StepSpec, policy=policy, pair=self.pair, record=self._record)
+            self._others.setdefault(policy, other)
+            if len(self._others) > MAX_OTHERS:
+                del self._others[next(iter(self._others))]
+        return self._others[policy]
 
     async def _run(
         self,
@@ -313,8 +341,12 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
-        """Add `note` to the result, and whether a server failed."""
+        """Add `note` to the result, and whether a judge or a server failed."""
         notes = [] if note is None else [note]
+        notes += [
+            f"The judge {name} failed at {count} steps, which rejects them. The last error: {error}."
+            for name, (count, error) in request.judge_errors.items()
+        ]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
@@ -541,6 +573,16 @@ class StepSpec:
 def _end(limit_s: float | None, spent_s: float) -> float | None:
     """Return when a limit ends of which some seconds have passed, in the event loop's time; None without one."""
     return None if limit_s is None else asyncio.get_running_loop().time() + limit_s - spent_s
+
+
+def check_open(*, closed: bool) -> None:
+    """Check that a session is open.
+
+    Raises:
+        UsageError: it was closed.
+    """
+    if closed:
+        raise UsageError("The session was closed. Open a new one.")
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:

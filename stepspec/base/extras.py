@@ -2,7 +2,9 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
+from stepspec.base.files import package_folder
 from stepspec.errors import MissingExtraError
 
 
@@ -24,7 +26,14 @@ def from_extra(extra: str, needed_by: str) -> Generator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "stepspec":  # a bug in stepspec, not a missing package
             raise
-        command = f'pip install "stepspec[{extra}]"'
         raise MissingExtraError(
-            f"{needed_by} needs {error.name}, which is not installed: {command}", name=error.name
+            f"{needed_by} needs {error.name}, which is not installed: {install_command(extra)}", name=error.name
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: of this checkout, or of the installed package."""
+    checkout = package_folder().parent
+    if not (checkout / "pyproject.toml").is_file():
+        return f'pip install "stepspec[{extra}]"'
+    return f'pip install "{"." if checkout == Path.cwd() else checkout}[{extra}]"'

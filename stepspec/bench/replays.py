@@ -32,8 +32,6 @@ class Compared:
     speedup: float
     predicted_acceptance: float
     acceptance: float
-    predicted_accuracy: tuple[float, float]
-    accuracy: float
 
     @property
     def speed_error(self) -> float:
@@ -67,15 +65,13 @@ def compared(recordings: Recordings, run: RunRecord, summary: Summary) -> Iterat
             real.speedup_vs_target,
             found.step_acceptance,
             real.step_acceptance,
-            found.accuracy,
-            real.accuracy,
         )
 
 
 def replays_block(file: Path) -> str:
     """Return a Markdown table of what `--json` wrote, replays on policy first."""
     found = [Compared(**each) for each in json.loads(file.read_text("utf-8"))["policies"]]
-    head = ("policy", "same texts", "speedup", "predicted", "error", "steps accepted", "predicted", "accuracy", "range")
+    head = ("policy", "same texts", "speedup", "predicted", "error", "steps accepted", "predicted")
     rows = [
         [
             each.policy,
@@ -85,8 +81,6 @@ def replays_block(file: Path) -> str:
             f"{each.speed_error:+.1%}",
             f"{each.acceptance:.1%}",
             f"{each.predicted_acceptance:.1%}",
-            f"{each.accuracy:.1%}",
-            "{:.1%} to {:.1%}".format(*each.predicted_accuracy),
         ]
         for each in sorted(found, key=lambda each: -each.on_policy)
     ]

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shlex
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from stepspec.cli.options import (
     WorkersOption,
     numbers,
 )
-from stepspec.cli.output import Console, JsonOption
+from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from stepspec.evaluation.advise import Findings, Plan
     from stepspec.evaluation.running import Executor
 
-TABLE_WIDTH = 140
-"""Width of the tables if the output is not a terminal."""
 COMMENT_WIDTH = 118
 
 
@@ -92,9 +89,8 @@ def advise(
         findings = asyncio.run(_measured(executor, data, limit, plan, folder))
     text = _policy_text(findings)
     write_text(policy_file, text)
-    if json_file is not None:
-        write_text(json_file, findings.model_dump_json(indent=2) + "\n")
-    _print_report(findings, folder, policy_file, json_file)
+    _print_report(findings, folder, policy_file)
+    write_results(findings, json_file)
     models = _options({"--target": target, "--draft": draft, "--pair": pair})
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
     settings = {"--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed, "--concurrency": concurrency}
@@ -154,22 +150,15 @@ def _models(findings: "Findings") -> str:
     return " and ".join(engine.name for engine in findings.engines.values() if engine is not None)
 
 
-def _print_report(findings: "Findings", folder: Path, policy_file: Path, json_file: Path | None) -> None:
+def _print_report(findings: "Findings", folder: Path, policy_file: Path) -> None:
     from stepspec.evaluation.advise.tables import costs_table, policies_table
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(costs_table(findings))
+    show(costs_table(findings))
     for load in findings.loads:
-        console.print()
-        console.print(policies_table(load, graded=findings.prompts.graded))
-    console.print()
-    for sentence in findings.advice.sentences:
-        console.print(f"- {sentence}", markup=False)
-    console.print()
-    for name, why in findings.left_out.items():
-        console.print(f"Not run: {name}. {why}", markup=False)
-    also = "" if json_file is None else f", all findings to {json_file}"
-    console.print(f"Policy written to {policy_file}{also}; the runs are in {folder}.", markup=False, soft_wrap=True)
+        show("", policies_table(load, graded=findings.prompts.graded))
+    show("", *(f"- {sentence}" for sentence in findings.advice.sentences), "")
+    show(*(f"Not run: {name}. {why}" for name, why in findings.left_out.items()))
+    print(f"Policy written to {policy_file}; the runs are in {folder}.")
 
 
 def _options(given: Mapping[str, str | Path | float | None]) -> list[str]:

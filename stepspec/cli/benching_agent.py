@@ -15,7 +15,7 @@ from stepspec.base.extras import from_extra
 from stepspec.base.files import list_data_files, write_text
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import SeedOption
-from stepspec.cli.output import Console, check_writable
+from stepspec.cli.output import STDOUT, JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 POLICIES = ("stepspec", "target", "token")
 CLIENTS = ("langchain", "openai")
-TABLE_WIDTH = 160
 
 
 def bench_agent(
@@ -55,17 +54,12 @@ def bench_agent(
     limit: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
     seed: SeedOption = 0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write all runs to this file after each task. Of a file that exists, the run goes on.",
-            callback=check_writable,
-        ),
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
-    """Compare policies on three-turn tasks with tools, through LangChain and the openai client."""
+    """Compare policies on three-turn tasks with tools, through LangChain and the openai client.
+
+    The file of --json is written after each task. If it exists, its run goes on.
+    """
     from stepspec.bench.agent import TOOL_CHOICES, Agents, agents_table, compare, in_words, model_for
     from stepspec.bench.agent_tasks import make_tasks
     from stepspec.cli.engine_records import engine_records
@@ -109,16 +103,12 @@ def bench_agent(
             chosen = {name: begin[name] for name in names}
             for runs in compare(make_tasks(limit, seed), chosen, models, choice, found.num_tasks):
                 found.runs.extend(runs)
-                if json_file is not None:
-                    write_text(json_file, found.model_dump_json(indent=1) + "\n")
+                if json_file not in (None, STDOUT):
+                    write_text(json_file, found.model_dump_json(indent=2) + "\n")
                 meter.show(None, found.num_tasks, limit)
         except openai_error as error:
             raise EngineError(f"The service at {address} failed: {error}") from error
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    console.print(agents_table(found))
-    console.print(in_words(found))
-    if json_file is not None:
-        print(f"Wrote {json_file}.")
+    finish([agents_table(found), in_words(found)], found, json_file)
 
 
 def _continued(file: Path, wanted: "Agents") -> "Agents":

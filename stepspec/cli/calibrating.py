@@ -28,7 +28,7 @@ from stepspec.cli.options import (
     WorkersOption,
     judge_specs,
 )
-from stepspec.cli.output import Console
+from stepspec.cli.output import show
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from stepspec.evaluation.calibrate import Calibrated
     from stepspec.evaluation.running import Executor
 
-TABLE_WIDTH = 140
-"""Width of the table if the output is not a terminal."""
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -197,7 +195,4 @@ def _problems(benchmark: str, grader: str | None) -> "tuple[str, Benchmark, Path
 def _print_results(results: "Calibrated") -> None:
     from stepspec.evaluation.report.calibration import calibration_table
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(calibration_table(results))
-    for sentence in results.sentences:
-        console.print(f"- {sentence}", markup=False)
+    show(calibration_table(results), *(f"- {sentence}" for sentence in results.sentences))

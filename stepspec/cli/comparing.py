@@ -5,17 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from stepspec.base.files import write_text
-from stepspec.cli.output import Console, JsonOption
+from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.compare import Comparison
-
-TABLE_WIDTH = 120
-"""Width of the tables if the output is not a terminal."""
 
 
 def compare_runs(
@@ -38,9 +33,8 @@ def compare_runs(
     a, b = _one_run(a), _one_run(b)
     run_a, run_b = read_run(a), read_run(b)
     comparison = compare(run_a, iter_rows(a), run_b, iter_rows(b), policy or (), force=force)
-    if json_file is not None:
-        write_text(json_file, comparison.model_dump_json(indent=2) + "\n")
     _show(comparison, a, b)
+    write_results(comparison, json_file)
 
 
 def _one_run(folder: Path) -> Path:
@@ -55,13 +49,12 @@ def _one_run(folder: Path) -> Path:
 def _show(comparison: "Comparison", a: Path, b: Path) -> None:
     from stepspec.evaluation.compare.tables import differences_table, policy_table
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
     if comparison.warning:
         print(f"Warning: {comparison.warning}", file=sys.stderr, flush=True)
     for letter, folder, run in (("A", a, comparison.a), ("B", b, comparison.b)):
-        console.print(Text(f"{letter} is {folder}, started {run.started}."))
+        show(f"{letter} is {folder}, started {run.started}.")
     if comparison.differences:
-        console.print("", differences_table(comparison.differences), sep="\n")
+        show("", differences_table(comparison.differences))
     for each in comparison.policies:
-        console.print("", policy_table(each), sep="\n")
-    console.print("", Text(" ".join(comparison.conclusions)), sep="\n")
+        show("", policy_table(each))
+    show("", " ".join(comparison.conclusions))

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepspec.base.files import write_text
 from stepspec.base.printable import printable
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
-from stepspec.cli.output import JsonOption
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def describe_models(
     finally:
         asyncio.run(loaded.aclose())
     print("\n".join(map(printable, lines_of(facts))))
-    if json_file is not None:
-        write_text(json_file, json.dumps(asdict(facts), indent=1) + "\n")
+    write_results(asdict(facts), json_file)
 
 
 def lines_of(facts: "PairFacts") -> Iterator[str]:

@@ -31,7 +31,7 @@ from stepspec.cli.options import (
     judge_specs,
     numbers,
 )
-from stepspec.cli.output import Console
+from stepspec.cli.output import show
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
 
 DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
-TABLE_WIDTH = 160
-"""Width of the tables if the output is not a terminal."""
 
 
 def evaluate_policies(
@@ -259,19 +257,18 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
     """Print a table for each run. A complete run has `num_rows` rows."""
     from stepspec.evaluation.report import closing_table, nodes_in_words
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for summary in summaries:
         load = f"concurrency {summary.concurrency}, temperature {summary.temperature:g}"
-        console.print(closing_table(summary, setting=load if len(summaries) > 1 else ""))
+        show(closing_table(summary, setting=load if len(summaries) > 1 else ""))
+        if summary.busy:
+            show(f"Warning: {summary.busy}")
         if summary.nodes:
-            console.print(nodes_in_words(summary), markup=False)
+            show(nodes_in_words(summary))
         failed = sum(summary.failed.values())
         if failed:
-            console.print(f"{failed:,} requests failed and count as not correct. Repeat them with --retry-errors.")
+            show(f"{failed:,} requests failed and count as not correct. Repeat them with --retry-errors.")
         if summary.num_rows is not None and summary.num_rows + failed < num_rows:
-            console.print(
-                f"{summary.num_rows:,} of {num_rows:,} rows are finished. Other parts of the run are missing."
-            )
+            show(f"{summary.num_rows:,} of {num_rows:,} rows are finished. Other parts of the run are missing.")
     print(f"Stored in {folder}. To see a report: stepspec report {shlex.quote(str(folder))}")
 
 

@@ -72,7 +72,9 @@ def loader(
 
 def _absolute(spec: str) -> str:
     """Return a spec string with an absolute path, if it names a folder of this machine."""
-    kind, _, model = spec.partition(":")
+    from stepspec.api.loading import with_kind
+
+    kind, _, model = with_kind(spec).partition(":")
     path, mark, options = model.partition("?")
     if kind in ("http", "https") or not path or not Path(path).is_dir():
         return spec

@@ -17,6 +17,7 @@ import typer
 from stepspec.base.strict_json import read_json
 from stepspec.cli.completing import one_of
 from stepspec.cli.evaluating import require_extras
+from stepspec.cli.output import show
 from stepspec.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def grade_file(
     A row whose "finish_reason" is "length" was cut off: the end of its text does not count as an answer.
     """
     require_extras()
-    from stepspec.cli.output import Console
     from stepspec.evaluation.grade import Grading
 
     if grader not in KINDS:
@@ -78,7 +78,7 @@ def grade_file(
                 grades.write(json.dumps({**row.name, **asdict(grade)}).encode() + b"\n")
     if not tally.n:
         raise UsageError(f"{file} has no rows. Each line must be a JSON object with a prediction and a gold answer.")
-    Console(width=None if sys.stdout.isatty() else 100).print(tally.table())
+    show(tally.table())
     print(tally.sentence(time.perf_counter() - start))
 
 

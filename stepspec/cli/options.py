@@ -11,7 +11,7 @@ from stepspec.errors import UsageError
 
 N = TypeVar("N", int, float)
 
-MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME. Default: the embedded pair."
+MODEL_HELP = "as a folder, torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME. Default: the embedded pair."
 
 TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target, {MODEL_HELP}")]
 DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft, {MODEL_HELP}")]

@@ -1,10 +1,14 @@
 """The tables that commands print at their end, and the file of `--json`."""
 
+import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from pydantic import BaseModel
@@ -17,7 +21,11 @@ from stepspec.base.files import is_link, write_text
 from stepspec.base.printable import printable
 from stepspec.errors import UsageError
 
-TABLE_WIDTH = 140
+TABLE_WIDTH = 160
+"""Width of the tables if the output is not a terminal and the variable COLUMNS is not set."""
+STDOUT = Path("-")
+"""As the file of `--json`, standard output."""
+_stdout = ContextVar[TextIO]("stdout")
 
 
 class Console(RichConsole):
@@ -29,14 +37,22 @@ class Console(RichConsole):
             yield Segment(text if control else printable(text, keep="\n\t"), style, control)
 
 
-def check_writable(file: Path | None) -> Path | None:
+def check_json_file(context: typer.Context, file: Path | None) -> Path | None:
     """Check that a file can be written before the work whose results it is for.
 
+    For `-`, standard output is for the results alone, and what the command prints goes to stderr.
+
     Raises:
-        UsageError: it is a folder, or it or its folder cannot be written.
+        UsageError: it is an option or a folder, or it or its folder cannot be written.
     """
     if file is None:
         return None
+    if file == STDOUT:
+        _stdout.set(sys.stdout)
+        context.with_resource(redirect_stdout(sys.stderr))
+        return file
+    if file.name.startswith("-"):
+        raise UsageError(f"--json takes a file, or - for standard output, got {str(file)!r}.")
     if file.is_dir():
         raise UsageError(f"{file} is a folder. Give the path of a file.")
     if is_link(file):
@@ -51,20 +67,62 @@ def check_writable(file: Path | None) -> Path | None:
 
 JsonOption = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Also write all results to this file.", callback=check_writable),
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Also write all results to this file; - is standard output.",
+        callback=check_json_file,
+    ),
 ]
 
 
-def finish(outputs: Iterable[Table | str], record: BaseModel, json_file: Path | None) -> None:
+def finish(outputs: Iterable[Table | str], record: object, json_file: Path | None) -> None:
     """Print tables and lines, and write the file of `--json`."""
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for each in outputs:
-        console.print(each)
+    show(*outputs)
     write_results(record, json_file)
 
 
-def write_results(record: BaseModel, json_file: Path | None) -> None:
-    """Write the file of `--json`, and say so."""
-    if json_file is not None:
-        write_text(json_file, record.model_dump_json(indent=2) + "\n")
-        print(f"Wrote {json_file}.")
+def write_results(record: object, json_file: Path | None) -> None:
+    """Write the file of `--json`, and say so on stderr.
+
+    Args:
+        record: a model, or plain values.
+        json_file: the file, or `STDOUT`.
+    """
+    if json_file is None:
+        return
+    as_model = isinstance(record, BaseModel)
+    text = record.model_dump_json(indent=2) if as_model else json.dumps(record, indent=2, ensure_ascii=False)
+    if json_file == STDOUT:
+        print(text, file=_stdout.get())
+    else:
+        write_text(json_file, text + "\n")
+        print(f"Wrote {json_file}.", file=sys.stderr)
+
+
+def show(*outputs: Table | str) -> None:
+    """Print tables and lines. A table that is too wide for its place is printed as a list."""
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if has_width else TABLE_WIDTH, highlight=False, markup=False)
+    for each in outputs:
+        fits = isinstance(each, str) or _fits(each, console)
+        console.print(each if fits or isinstance(each, str) else as_list(each))
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Return whether a table has room for every word of its cells."""
+    with console.capture() as captured:
+        console.print(table)
+    cells = [cell for column in table.columns for cell in (column.header, *column.cells)]
+    return Counter(captured.get().split()) >= Counter(word for cell in cells for word in str(cell).split())
+
+
+def as_list(table: Table) -> Table:
+    """Return a table of two columns, with a line for each cell of another table and a section for each of its rows."""
+    found = Table(title=table.title, caption=table.caption, show_header=False)
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for column, cell in zip(table.columns, row, strict=True):
+            if cell != "":
+                found.add_row(column.header, cell)
+        found.add_section()
+    return found

@@ -35,7 +35,9 @@ class Meter(Protocol):
         """Start to show another run."""
         ...
 
-    def show(self, row: "ResultRow | None", done: int, total: int) -> None: ...
+    def show(self, row: "ResultRow | str | None", done: int, total: int) -> None:
+        """Show a finished row, or what runs now."""
+        ...
 
 
 @dataclass
@@ -53,19 +55,24 @@ class Standing:
 
     def __init__(self) -> None:
         self._policies: dict[str, _Policy] = {}
+        self._now = ""
 
-    def add(self, row: "ResultRow") -> None:
-        """Add a row."""
+    def add(self, row: "ResultRow | str | None") -> None:
+        """Add a row, or what runs now."""
+        if row is None or isinstance(row, str):
+            self._now = row or self._now
+            return
         policy = self._policies.setdefault(row.policy, _Policy())
         policy.num_rows += 1
         policy.num_correct += row.status == "correct"
         policy.wall_s += row.wall_s
 
     def __str__(self) -> str:
-        return " · ".join(
+        means = [
             f"{name} {each.num_correct / each.num_rows:.0%} {each.wall_s / each.num_rows:.3g} s"
             for name, each in self._policies.items()
-        )
+        ]
+        return " · ".join(filter(None, [self._now, *means]))
 
 
 class _Bar:
@@ -78,27 +85,33 @@ class _Bar:
         self._standing = Standing()
         self._progress.reset(self._task, description=title, total=None)
 
-    def show(self, row: "ResultRow | None", done: int, total: int) -> None:
-        if row is not None:
-            self._standing.add(row)
+    def show(self, row: "ResultRow | str | None", done: int, total: int) -> None:
+        self._standing.add(row)
         self._progress.update(self._task, completed=done, total=total, standing=str(self._standing))
 
 
 class _Lines:
     def __init__(self) -> None:
         self._title, self._next, self._standing = "", 0.0, Standing()
+        self._begun: tuple[int, float] | None = None
+        """Finished rows and time when the first of the others began."""
 
     def begin(self, title: str) -> None:
-        self._title, self._next, self._standing = f"{title}: ", 0.0, Standing()
+        self._title, self._next, self._standing, self._begun = f"{title}: ", 0.0, Standing(), None
 
-    def show(self, row: "ResultRow | None", done: int, total: int) -> None:
-        if row is not None:
-            self._standing.add(row)
+    def show(self, row: "ResultRow | str | None", done: int, total: int) -> None:
+        self._standing.add(row)
         now = time.monotonic()
-        if now >= self._next or done == total:
+        if self._begun is None or done <= self._begun[0]:
+            self._begun = done, self._begun[1] if self._begun else now
+        if now >= self._next or (done == total and not isinstance(row, str)):
             self._next = now + SECONDS_BETWEEN_LINES
-            standing = f" · {self._standing}" if str(self._standing) else ""
-            print(f"{self._title}{done:,} of {total:,}{standing}", file=sys.stderr, flush=True)
+            before, since = self._begun
+            left = (
+                f"about {(now - since) / (done - before) * (total - done):.0f} s left" if before < done < total else ""
+            )
+            parts = [f"{self._title}{done:,} of {total:,}", left, str(self._standing)]
+            print(" · ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -109,7 +122,12 @@ def make_meter() -> Generator[Meter]:
         yield _Lines()
         return
     # Rendering takes time from the code that is being timed, so refresh only once a second.
-    with Progress(*columns(console.width), console=console, refresh_per_second=1, expand=True) as progress:
+    shown: dict[str, Any] = {
+        "refresh_per_second": 1,
+        "expand": True,
+        "speed_estimate_period": 3600,
+    }  # rows may take minutes
+    with Progress(*columns(console.width), console=console, **shown) as progress:
         yield _Bar(progress)
 
 

@@ -1,6 +1,6 @@
 """`stepspec replay`: estimate policies from the recorded steps of a run, without a model."""
 
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,15 +9,12 @@ from rich.table import Table
 
 from stepspec.cli.completing import names_of
 from stepspec.cli.evaluating import require_extras
-from stepspec.cli.output import Console
+from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.replay import Replayed
     from stepspec.loop.policy import Policy
-
-TABLE_WIDTH = 140
-"""Width of the table if the output is not a terminal."""
 
 
 def replay_run(
@@ -37,6 +34,7 @@ def replay_run(
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Costs of other hardware, from 'stepspec bench costs'.")
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Estimate the speed of policies from the recorded steps of a run, in seconds and without a model."""
     require_extras()
@@ -56,19 +54,21 @@ def replay_run(
     policies = {name: each.at(recordings.run.temperature) for name, each in policies.items()}
     if sweep:
         for name, each in list(policies.items()):
-            for setting in make_path(each, recordings):
+            for setting in make_path(name, each, recordings):
                 words = [*(f"{value:g}" for value in setting.thresholds.values())]
                 words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
                 policies[f"{name} {'/'.join(words)}"] = setting.policy
     replayed = replay(policies, recordings, hardware)
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(_table(replayed, front(replayed)))
-    for sentence in _notes(replayed, sweep=sweep):
-        console.print(sentence, markup=False)
+    best = front(replayed)
+    shown = {name: getattr(recordings.run, name) for name in ("benchmark", "temperature")}
+    figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]
+    for each in figures:
+        del each["likely_correct"]
+    finish([_table(replayed, best), *_notes(replayed, sweep=sweep)], shown | {"policies": figures}, json_file)
 
 
 def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
-    table = Table("policy", "speedup", "vs token", "steps accepted", "same texts", "accuracy between", "front")
+    table = Table("policy", "speedup", "vs token", "steps accepted", "same texts", "departure", "front")
     for each in replayed:
         interval = "" if each.speedup_ci is None else " [{:.2f}, {:.2f}]".format(*each.speedup_ci)
         table.add_row(
@@ -77,7 +77,7 @@ def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
             "–" if each.speedup_vs_token is None else f"{each.speedup_vs_token:.2f}×",
             "–" if each.step_acceptance is None else f"{each.step_acceptance:.1%}",
             f"{each.on_policy:.0%}",
-            "{:.1%} and {:.1%}".format(*each.accuracy),
+            f"{each.departure:.3g}",
             "yes" if each.name in best else "",
         )
     return table
@@ -86,7 +86,8 @@ def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
 def _notes(replayed: "list[Replayed]", *, sweep: bool) -> list[str]:
     notes = [
         f"{replayed[0].num_requests:,} requests. 'same texts' is the share of them in which a policy decides as the "
-        "recorded one did. The rest is an estimate: the text would have gone on otherwise."
+        "recorded one did. The rest is an estimate: the text would have gone on otherwise. 'departure' is how unlikely "
+        "the kept tokens of the draft are under the target, in nats a request."
     ]
     if sweep:
         notes.append("A sweep's policies are named by their thresholds and the bound of salvage.")
@@ -95,5 +96,8 @@ def _notes(replayed: "list[Replayed]", *, sweep: bool) -> list[str]:
         notes.append(
             f"Up to {wide:.0%} of the judging passes are wider than the costs were measured for: extrapolated."
         )
-    notes.append("Confirm the policies of the front with 'stepspec eval' or 'stepspec calibrate'.")
+    notes.append(
+        "On the front are the policies of which no other one is as fast and departs as little. Confirm them with "
+        "'stepspec eval' or 'stepspec calibrate'."
+    )
     return notes

@@ -10,15 +10,12 @@ import typer
 
 from stepspec.base.extras import from_extra
 from stepspec.base.files import write_text
-from stepspec.cli.output import Console
+from stepspec.cli.output import show
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.records import Summary
     from stepspec.evaluation.report.source import Source
-
-TABLE_WIDTH = 160
-"""Width of the tables if the output is not a terminal."""
 
 
 def report_runs(
@@ -47,11 +44,9 @@ def report_runs(
     reports = {folder: _read(folder, prices, traces) for folder in dict.fromkeys(runs)}
     calibrations = {folder: found for folder in reports if (found := read_results(folder)) is not None}
     everything = [source for sources in reports.values() for source in sources]
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for found in calibrations.values():
-        console.print(calibration_table(found))
+    show(*map(calibration_table, calibrations.values()))
     for source, setting in zip(everything, _settings(everything), strict=True):
-        console.print(full_table(source.summary, setting=setting, extras=source.extras))
+        show(full_table(source.summary, setting=setting, extras=source.extras))
     pages = {html: list(reports)} if html else {folder / "report.html": [folder] for folder in reports}
     texts = {markdown: list(reports)} if markdown else {folder / "report.md": [folder] for folder in reports}
     for file, folders in texts.items():

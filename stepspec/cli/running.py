@@ -1,12 +1,13 @@
-"""`stepspec run`: answer one question and print each committed step in the color of the model that wrote it."""
+"""`stepspec run`: answer one question, and show each committed step with the model that wrote it."""
 
 import asyncio
-import json
+import logging
 import reprlib
 import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.text import Text
@@ -25,11 +26,12 @@ from stepspec.cli.options import (
     TargetOption,
     judge_specs,
 )
-from stepspec.cli.output import Console
+from stepspec.cli.output import Console, JsonOption, write_results
 from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Done, Event, Noted, Origin, Result, StepCommitted
+from stepspec.loop.rendering import figures
+from stepspec.loop.step import Done, Event, Noted, Origin, Result, Step, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
@@ -110,9 +112,10 @@ def answer_question(
         str,
         typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
     ] = "bare",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer alone.")] = False,
+    json_file: JsonOption = None,
 ) -> None:
-    """Answer one question, step by step."""
+    """Answer one question: the answer on standard output, its steps and figures on stderr."""
     text = _read_question(question)
     sampling = {
         "temperature": temperature,
@@ -145,19 +148,21 @@ def answer_question(
         top_logprobs=top_logprobs,
         session_id=session_id,
     )
-    if logprobs and not as_json:
-        raise UsageError("--logprobs is only for --json. Add --json.")
+    if logprobs and json_file is None:
+        raise UsageError("--logprobs is only for --json. Add --json FILE.")
     from stepspec.api.session import StepSpec
 
     judges = judge_specs(judge, load_policy(policy)[0].judge_models)
 
+    if quiet:
+        logging.getLogger("stepspec").setLevel(logging.ERROR)
+
     async def answer() -> None:
         async with StepSpec(target, draft, policy, pair=pair, judges=judges) as spec:
-            events = spec.stream(text, options)
-            if as_json:
-                print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))
-            else:
-                await _show(events, _Printer(), thinks=spec.thinks)
+            rest = _Printer(None if quiet else sys.stderr)
+            async with aclosing(spec.stream(text, options)) as events:  # also where the output is closed
+                result = await _show(events, _Printer(sys.stdout), rest, thinks=spec.thinks)
+            write_results(result.to_dict(), json_file)
 
     asyncio.run(answer())
 
@@ -206,60 +211,65 @@ def _read_question(question: str) -> str:
     return text.strip()
 
 
-async def _last(events: AsyncIterator[Event]) -> Result:
-    async for event in events:
-        _refuse_unknown(event)
-        if isinstance(event, Done):
-            return event.result
-    raise AssertionError("a request ends with Done or an error")
-
-
-def _refuse_unknown(event: Event) -> None:
-    """Stop before the answer to a question that is unlike the training data of the pair.
-
-    Raises:
-        UsageError: it is.
-    """
-    if isinstance(event, Noted):
-        raise UsageError(event.text)
-
-
 class _Printer:
-    """Writes to stdout, in color if stdout is a terminal with colors."""
+    """Writes text of a model, in color if the stream is a terminal with colors.
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+    Args:
+        stream: standard output or stderr; None to write nothing.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self.coloured = self._console.color_system is not None and not self._console.no_color
+        self.is_terminal = stream is not None and self._console.is_terminal
+        self._at_line_start = True
 
     def write(self, text: str, colour: str = "") -> None:
-        if self._console.is_terminal:
+        if self._stream is None or not text:
+            return
+        if self.is_terminal:
             text = printable(text, keep="\n\t")
         if self.coloured:
             self._console.print(Text(text, style=colour), end="")
         else:
-            sys.stdout.write(text)
-        sys.stdout.flush()
+            self._stream.write(text)
+        self._stream.flush()
+        self._at_line_start = text.endswith("\n")
+
+    def write_step(self, step: Step) -> None:
+        """Write a step in the color of its author; without colors, after the author's name."""
+        label = "" if self.coloured else f"{'' if self._at_line_start else chr(10)}[{step.origin}] "
+        self.write(label + step.text, COLOURS[step.origin])
 
 
-async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool) -> None:
-    shown = ""
+async def _show(events: AsyncIterator[Event], answer: _Printer, rest: _Printer, *, thinks: bool) -> Result:
+    """Write the answer, and beside it the steps, figures and notes. Return the result.
+
+    The steps of a model that does not separate its thinking are the answer, which a terminal shows once.
+    """
+    steps_are_answer = answer.is_terminal and not thinks
+    gap = ""
     async for event in events:
-        _refuse_unknown(event)
+        if isinstance(event, Noted):  # a question that is unlike the training data of the pair
+            raise UsageError(event.text)
         if isinstance(event, StepCommitted):
-            shown = event.step.text
-            printer.write(shown, COLOURS[event.step.origin])
-        elif isinstance(event, AnswerDelta) and thinks:
-            if shown:
-                printer.write(_gap_after(shown))
-                shown = ""
-            printer.write(event.text)
+            (answer if steps_are_answer else rest).write_step(event.step)
+            gap = _gap_after(event.step.text)
+        elif isinstance(event, AnswerDelta) and not steps_are_answer:
+            rest.write(gap if thinks else "")
+            gap = ""
+            answer.write(event.text)
         elif isinstance(event, ToolCalled) and event.call.problem is None:
-            printer.write(f"\n{event.call.name}({event.call.arguments})")
+            answer.write(f"\n{event.call.name}({event.call.arguments})")
         elif isinstance(event, Done):
-            printer.write(f"\n\n{figures(event.result)}")
-            _write_legend(printer)
+            answer.write("\n")
+            rest.write(f"\n{figures(event.result)}")
+            _write_legend(rest)
             if event.result.note is not None:
-                printer.write(f"{event.result.note}\n", "yellow")
+                rest.write(f"{event.result.note}\n", "yellow")
+            return event.result
+    raise AssertionError("a request ends with Done or an error")
 
 
 def _gap_after(step: str) -> str:
@@ -273,24 +283,3 @@ def _write_legend(printer: _Printer) -> None:
         for origin, colour in COLOURS.items():
             printer.write(f" {origin}", colour)
     printer.write("\n")
-
-
-def figures(result: Result) -> str:
-    """Return one line with the time and tokens of a request and the share of the draft's work that was accepted."""
-    counts = result.counts
-    parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
-    if result.not_proposed != "the policy proposes none":
-        why = f" ({result.not_proposed})" if result.not_proposed else ""
-        parts.append(f"{counts.steps_proposed:,} step{'s' * (counts.steps_proposed != 1)} proposed{why}")
-    if counts.steps_judged:
-        parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
-    if counts.token_drafted:
-        exact = "" if result.token_level_exact else " (not exact)"
-        parts.append(f"{counts.token_accepted / counts.token_drafted:.0%} of drafted tokens accepted{exact}")
-    if counts.target_passes:
-        parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
-    if result.finish_reason == "length":
-        parts.append(f"cut short by {result.limit}")
-    if counts.wasted:
-        parts.append(f"{counts.wasted:,} tokens wasted")
-    return " · ".join(parts)

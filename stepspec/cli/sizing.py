@@ -1,7 +1,5 @@
 """`stepspec size`: how many replicas a number of agents needs, from measured costs."""
 
-import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stepspec.cli.options import SeedOption, numbers
-from stepspec.cli.output import TABLE_WIDTH, Console, JsonOption, write_results
+from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
 
@@ -71,7 +69,7 @@ def size_service(
         gpus=gpus,
         for_gpus=for_gpus,
     )
-    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False).print(plans_table(sizing))
+    show(plans_table(sizing))
     _print_list("What to put where", placement(sizing))
     _print_list("Assumptions", assumptions(sizing))
     write_results(sizing, json_file)
@@ -92,6 +90,4 @@ def _agents(text: str | None, gpus: int | None) -> list[int]:
 
 
 def _print_list(title: str, sentences: Sequence[str]) -> None:
-    print(f"\n{title}:")
-    for number, sentence in enumerate(sentences, 1):
-        print(textwrap.fill(f"{number}. {sentence}", TABLE_WIDTH, subsequent_indent="   "))
+    show("", f"{title}:", *(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)))

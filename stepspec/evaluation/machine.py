@@ -1,9 +1,12 @@
 """Software versions, git commit and hardware, which affect figures besides models and settings."""
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,60 @@ def hardware() -> dict[str, str | int | float]:
     if torch is not None and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
     return found
+
+
+def machine() -> str:
+    """Return a hash of the machine's name and id, which tells machines with the same hardware apart."""
+    try:
+        own_id = Path("/etc/machine-id").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        own_id = ""
+    return hashlib.sha256(f"{platform.node()} {own_id}".encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Processor seconds since the machine started; None where the system does not say."""
+
+    own_s: float
+    """Of this process and those that it started."""
+    all_s: float | None
+    """Of all programs."""
+    load: float | None
+    """The load average over the last minute."""
+
+    @classmethod
+    def read(cls) -> "Processors":
+        """Return the current values."""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        if not Path("/proc/stat").exists():
+            return cls(time.process_time(), None, load)
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text("utf-8").split("\n")[0].split()[1:9])
+        return cls(tick_s * _ticks(os.getpid()), tick_s * (user + nice + system + sum(others)), load)
+
+    def others_since(self, before: "Processors", wall_s: float) -> float | None:
+        """Return the share of all processors that other programs used since an earlier reading."""
+        own_s = self.own_s - before.own_s
+        if self.all_s is not None and before.all_s is not None:
+            used = (self.all_s - before.all_s - own_s) / wall_s
+        elif self.load is not None:
+            used = self.load - own_s / wall_s
+        else:
+            return None
+        return min(1.0, max(0.0, used / (os.cpu_count() or 1)))
+
+
+def _ticks(pid: int) -> int:
+    """Return the processor time of a process, its ended children, and the children that run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        children = [
+            each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+        ]
+    except OSError:  # it has ended
+        return 0
+    return sum(map(int, fields[11:15])) + sum(_ticks(int(child)) for child in children)
 
 
 def _cpu_model() -> str:

@@ -44,8 +44,21 @@ class Conditions(Record):
     versions: dict[str, str]
     commit: str | None
     hardware: dict[str, str | int | float]
+    machine: str | None = None
+    """Hash that tells machines with the same hardware apart; None if unknown."""
     started: str
     """UTC time, ISO 8601."""
+
+    def on_machine_of(self, other: "Conditions | RunRecord") -> bool:
+        """Whether this was measured on the same machine as something else, as far as both say."""
+        ours, theirs = ({**each.hardware, "machine": each.machine} for each in (self, other))
+        return all(
+            ours[name] == theirs[name] for name in ours.keys() & theirs.keys() if None not in (ours[name], theirs[name])
+        )
+
+    def is_like(self, other: "Conditions | RunRecord") -> bool:
+        """Whether machine, versions and commit are the same."""
+        return self.on_machine_of(other) and (self.versions, self.commit) == (other.versions, other.commit)
 
 
 BASELINE = "target"
@@ -120,8 +133,13 @@ class RunRecord(Record):
     versions: dict[str, str]
     commit: str | None
     hardware: dict[str, str | int | float]
+    machine: str | None = None
     started: str
     """UTC time of the first start, ISO 8601."""
+    resumed: list[Conditions] = []
+    """Other machines, versions and commits with which the run was resumed, or its parts ran."""
+    busy: str | None = None
+    """A warning, if other programs kept the machine busy during the run; else None."""
 
     def kind_of(self, policy: str) -> PolicyKind | None:
         """Return the kind of a policy; None if unknown."""
@@ -139,7 +157,12 @@ class RunRecord(Record):
 
     def identity(self) -> dict[str, object]:
         """Return the fields that define a run: everything except where and when it ran."""
-        return self.model_dump(exclude={"versions", "commit", "hardware", "started"})
+        return self.model_dump(exclude={*Conditions.model_fields, "resumed", "busy"})
+
+    @property
+    def conditions(self) -> Conditions:
+        """Where and when it started."""
+        return Conditions(**{name: getattr(self, name) for name in Conditions.model_fields})
 
 
 class TokenRecord(Record):
@@ -223,7 +246,7 @@ class ResultRow(Record):
     reached: list[tuple[Count, Seconds]] = []
     """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
     node: str | None = None
-    """The machine that it ran on; None in a run on one. A run's speeds compare times of the same machine."""
+    """The machine that it ran on; None for the one in `run.json`. A run's speeds compare times of the same machine."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -303,7 +326,13 @@ class Block(Record):
     usage: dict[str, Usage] | None = None
     """By role, target and draft."""
     node: Node | None = None
-    """Where it ran; None in a run on one machine."""
+    """Where it ran; None for the machine in `run.json`."""
+    cpu_s: float | None = None
+    """Processor seconds of stepspec and the processes that it started."""
+    others: float | None = None
+    """Share of all processors of the machine that other programs used."""
+    load: float | None = None
+    """The system's load average over the last minute, at the end."""
 
 
 class Failure(Record):
@@ -466,6 +495,10 @@ class PolicySummary(Record):
     it was long."""
     stretches: list[Stretch] = []
     """Figures by output position; empty if no text has 500 tokens."""
+    cpu_s: Seconds | None = None
+    """Processor seconds of stepspec during its blocks, in which it waited `wall_s` for answers."""
+    others: float | None = None
+    """Mean share of all processors that other programs used meanwhile."""
     n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
     n_for_five_percent: Count | None = None
@@ -514,3 +547,5 @@ class Summary(Record):
     """The machines of a run on several."""
     num_apart: Count = 0
     """Requests that ran on different machines under the policies. Their times are not compared."""
+    busy: str | None = None
+    """A warning, if other programs kept the machine busy during the run; else None."""

@@ -23,6 +23,7 @@ from pydantic_core.core_schema import ErrorType
 from stepspec.base.file_model import FileModel
 from stepspec.engines.judge_model import JudgeAbility, JudgeModel
 from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
+from stepspec.errors import reason_of
 from stepspec.loop import judges
 from stepspec.loop.step import Proposal, Step, Verdict
 
@@ -293,6 +294,7 @@ class Panel:
         decisions: list[Decision] = []
         seen: Verification | None = None
         answers: dict[Probe, Answer] = {}
+        errors: dict[str, str] = {}
         for judge, probe in self._judges:
             if judge.asks_target and (seen is None or (probe is not None and probe not in answers)):
                 probes = self.probes if not self._cascade else () if probe is None else (probe,)
@@ -305,26 +307,35 @@ class Panel:
             if judge.asks_target and probe is not None:
                 choice, labels = answers[probe]
                 known = replace(known, probe=probe, choice=choice, label_logprobs=labels)
-            scores[judge.name], decision = await self._ask(judge, known, deadline)
+            scores[judge.name], decision, error = await self._ask(judge, known, deadline)
+            errors |= {judge.name: error} if error else {}
             decisions.append(decision)
             if self._cascade and decisions[-1] != "undecided":
                 break
-        return Verdict("accept" in decisions and "reject" not in decisions, scores)
+        return Verdict("accept" in decisions and "reject" not in decisions, scores, errors)
 
-    async def _ask(self, judge: Judge, evidence: Evidence, deadline: float | None) -> tuple[float | None, Decision]:
-        """Return a judge's score and decision. It rejects if it fails, is too slow or returns no number."""
+    async def _ask(
+        self, judge: Judge, evidence: Evidence, deadline: float | None
+    ) -> tuple[float | None, Decision, str | None]:
+        """Return a judge's score and decision, and its error. It rejects if it fails, is too slow or returns no
+        number."""
+        request_end = asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout(self._deadline_s), asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self._deadline_s), request_end:
                 score = await judge.score(evidence)
             if score is None or math.isnan(score):
-                return None, "reject"
+                return None, "reject", None
             decision = judge.decide(score)
             if decision not in get_args(Decision):
                 raise ValueError(f"decide returned {decision!r}")
-            return float(score), decision
-        except Exception as error:  # a judge may come from another package
-            logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
-            return None, "reject"
+            return float(score), decision, None
+        except Exception as raised:  # a judge may come from another package
+            logger.warning("The judge %s failed, which rejects the step: %r", judge.name, raised)
+            if isinstance(raised, TimeoutError):
+                error = None if request_end.expired() else f"no score in {self._deadline_s:g} s"
+            else:
+                error = f"{type(raised).__name__}: {reason_of(raised)}"
+            return None, "reject", error
 
 
 def own_choices(ids: Sequence[int], seen: Verification | None) -> tuple[bool, ...] | None:

@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     top_logprobs: int
     session_id: str | None
     cache_salt: str | None
+    policy: str | None
 
 
 def _option(default: Any, kind: Any, words: str) -> Any:
@@ -87,6 +88,7 @@ class RequestOptions:
             one conversation to the same replica. It never changes a text.
         cache_salt: the request reuses cached text only of requests with the same salt, so that nobody without it can
             measure what was asked. Drafters that search past outputs keep to it, too.
+        policy: name of a policy, or path of its file, in place of the session's. With a service, one of its names.
 
     Raises:
         UsageError: a value has the wrong type, is out of range, or contradicts another value.
@@ -116,6 +118,7 @@ class RequestOptions:
     top_logprobs: int = 0
     session_id: str | None = _option(None, (str, NoneType), "a string or None")
     cache_salt: str | None = _option(None, (str, NoneType), "a string or None")
+    policy: str | None = _option(None, (str, NoneType), "the name of a policy or None")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

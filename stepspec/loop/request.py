@@ -175,6 +175,8 @@ class Request:
         self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
         """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
+        self.judge_errors: dict[str, tuple[int, str]] = {}
+        """By name of a judge that failed, how often and the last error."""
         self._writing_since: int | None = None
         self._proposed = False
         self._prompt_read: asyncio.Task[Verification | None] | None = None
@@ -500,6 +502,8 @@ class Request:
         """Return the judges' verdict on a step, and count the calls of judge models. See `Panel.judge`."""
         verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
         self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
+        for name, error in verdict.errors.items():
+            self.judge_errors[name] = self.judge_errors.get(name, (0, ""))[0] + 1, error
         return verdict
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe], *, again: bool = False) -> Verification:

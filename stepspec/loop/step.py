@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
 from stepspec.engines.protocol import ChunkEnd
-from stepspec.loop.rendering import result_html
+from stepspec.loop.rendering import result_html, result_text
 
 Origin = Literal["draft", "salvaged", "target"]
 """Who wrote a committed step: the draft, both models, or the target. Family `score` salvages the draft's beginning of a
@@ -96,6 +96,8 @@ class Verdict:
 
     accepted: bool
     scores: Mapping[str, float | None]
+    errors: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why judges failed, by their names."""
 
 
 @dataclass(frozen=True)
@@ -341,8 +343,8 @@ class Result:
     token_level_exact: bool = True
     """Whether the target's own text follows its distribution. False under a policy with a tolerance."""
     note: str | None = None
-    """Sentences, if the question is unlike the training data of a pair that stepspec provides, or a server failed; else
-    None."""
+    """Sentences, if the question is unlike the training data of a pair that stepspec provides, or if a judge or a
+    server failed; else None."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
     token_rounds: TokenRounds | None = None
@@ -386,6 +388,10 @@ class Result:
             for each in self.logprobs
         ]
         return {"content": content, "refusal": None}
+
+    def __str__(self) -> str:
+        """Return the answer and its figures as a short paragraph."""
+        return result_text(self)
 
     def _repr_html_(self) -> str:
         """Render the result for notebooks."""

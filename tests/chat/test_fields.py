@@ -477,6 +477,7 @@ WRONG: Mapping[str, list[Any]] = {
     "top_logprobs": [-1, 21, 1, "1", True],
     "session_id": [5, True],
     "cache_salt": [5, True],
+    "policy": [5, True],
 }
 
 

@@ -25,8 +25,7 @@ RECORDED = 10
 async def chosen_thresholds(text: str, folder: Path) -> str:
     """Return the text of a policy file with thresholds for recorded prompts; empty if the recording shows none.
 
-    It takes the fastest setting that loses at most a point of the recorded answers, by the middle of its estimated
-    range.
+    It takes the fastest setting that is likely to lose at most a point of the recorded answers.
 
     Args:
         text: the text of the policy file.
@@ -35,7 +34,7 @@ async def chosen_thresholds(text: str, folder: Path) -> str:
     policy = Policy.model_validate(tomllib.loads(text))
     try:
         recordings = read_recordings(folder)
-        path = await asyncio.to_thread(make_path, policy, recordings)
+        path = await asyncio.to_thread(make_path, "stepspec", policy, recordings)
     except UsageError:  # the draft proposed no step that was judged
         return ""
     setting = _fastest(path, recordings)
@@ -48,7 +47,7 @@ async def chosen_thresholds(text: str, folder: Path) -> str:
 def _fastest(path: Sequence[Setting], recordings: Recordings) -> Setting | None:
     target = recordings.baselines[BASELINE].values()
     accuracy = sum(row.status == "correct" for row in target) / len(target)
-    kept = [each for each in path if sum(each.replayed.accuracy) / 2 >= accuracy - MOST_LOST]
+    kept = [each for each in path if each.replayed.likely_correct >= accuracy - MOST_LOST]
     return max(kept, key=lambda each: each.replayed.speedup, default=None)
 
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 
 Interval = tuple[float, float]
@@ -32,14 +34,14 @@ class Identity(Record):
 class SettingRecord(Record):
     """A setting of the path, with what the recorded steps predict."""
 
+    model_config = ConfigDict(extra="ignore")  # earlier versions wrote a range of the accuracy
+
     name: str
     thresholds: dict[str, float]
     min_logprob: float | None
     predicted_speedup: float
     predicted_vs_token: float | None
     predicted_acceptance: float | None
-    predicted_accuracy: Interval
-    """Bounds of the accuracy on the recorded problems."""
     surprise: float | None
 
 

@@ -206,7 +206,7 @@ class Calibration:
     async def _plan(self, num_recorded: int) -> Planned:
         """Fix the path by replays, and the number of problems for the test by the time that they took."""
         recordings = await asyncio.to_thread(read_recordings, self._folder / "recorded")
-        path = await asyncio.to_thread(make_path, self._task.policy, recordings, self._task.identity.seed)
+        path = await asyncio.to_thread(make_path, "given", self._task.policy, recordings, self._task.identity.seed)
         rest, problem_s = len(self._task.problems) - num_recorded, self._problem_s()
         if self._budget.seconds is not None:
             left_s = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
@@ -448,7 +448,6 @@ def _setting_record(setting: Setting) -> SettingRecord:
         predicted_speedup=found.speedup,
         predicted_vs_token=found.speedup_vs_token,
         predicted_acceptance=found.step_acceptance,
-        predicted_accuracy=found.accuracy,
         surprise=found.surprise,
     )
 

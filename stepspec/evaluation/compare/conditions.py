@@ -26,12 +26,13 @@ CAUSES: Mapping[str, str] = {
     "versions": "the software",
     "commit": "the software",
     "hardware": "the hardware",
+    "machine": "the hardware",
     "concurrency": "the concurrency",
 }
 """What can change an answer, by the first part of a difference's name. The last two do so by rounding: another device
 or batch size sums in another order, and below float32 precision a near tie may be decided differently."""
 
-NOT_LISTED = {"version", "policies", "started"}
+NOT_LISTED = {"version", "policies", "started", "resumed", "busy"}
 
 
 class Difference(Record):
@@ -114,7 +115,7 @@ def conclusions(
     sentences = [_cause(roots if sampled else roots - {"seed"})]
     if sampled and "seed" in roots:
         sentences.append("Seeds differ at a temperature above 0, so paired rows share the problem but not the seed.")
-    if "hardware" in roots or any(each.name.endswith(".device") for each in differing):
+    if {"hardware", "machine"} & roots or any(each.name.endswith(".device") for each in differing):
         sentences.append("The hardware differs, so times cannot be compared: they also measure the machines.")
     elif apart := sum(each.num_apart for each in compared):
         rows = count(sum(each.num_rows for each in compared), "pair")

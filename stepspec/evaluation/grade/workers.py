@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.words import Limits
@@ -202,9 +203,7 @@ class _Worker:
     def _handle(self, message: Mapping[str, Any]) -> None:
         """Track the child that answers. Replies of children that have exited are ignored."""
         if "failed" in message:
-            raise StepSpecError(
-                f"Symbolic grading needs math-verify: pip install 'stepspec[eval]' ({message['failed']})."
-            )
+            raise StepSpecError(f"Symbolic grading needs math-verify: {install_command('eval')} ({message['failed']}).")
         if "ready" in message:
             self.child = message["ready"]
         elif message["retire"]:

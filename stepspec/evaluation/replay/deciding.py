@@ -31,7 +31,7 @@ class Decided:
         return self.accepted == step.accepted and (self.accepted or self.num_kept == step.num_salvaged)
 
 
-def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
+def check_replayable(name: str, policy: Policy, recorded_name: str, recorded: Policy) -> None:
     """Check that recorded steps can say what a policy does: it differs in judges and the bound of salvage at most.
 
     Raises:
@@ -44,8 +44,8 @@ def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
         different.append("salvage.redraft")
     if different:
         raise UsageError(
-            f"{name!r} cannot be replayed: it differs from the recorded policy in {', '.join(different)}. A replay "
-            "can change only the judges and min_logprob of [salvage]. Run it with 'stepspec eval'."
+            f"{name!r} cannot be replayed: it differs from the recorded {recorded_name!r} in {', '.join(different)}. A "
+            "replay can change only the judges and min_logprob of [salvage]. Run it with 'stepspec eval'."
         )
     for judge in policy.judges:
         if not (is_computed(judge) or any(same_scores(judge, each) for each in recorded.judges)):

@@ -45,13 +45,13 @@ class Setting:
     replayed: Replayed
 
 
-def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Setting]:
-    """Return the settings to test, the most careful first. Must not be called from an event loop.
+def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) -> list[Setting]:
+    """Return the settings of a policy to test, the most careful first. Must not be called from an event loop.
 
     Raises:
         UsageError: the policy has no threshold, or no recorded step has a score.
     """
-    tried = thresholds_of(policy, replayable("the policy", policy, recordings), ACCEPTED)
+    tried = thresholds_of(name, policy, replayable(name, policy, recordings), ACCEPTED)
     settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
     for (place, thresholds), min_logprob in product(enumerate(tried), _min_logprobs(policy)):
         try:
@@ -64,7 +64,7 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
     found = {
         each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
     }
-    ordered = sorted(found.values(), key=lambda each: (_departure(each), each.wall_s))
+    ordered = sorted(found.values(), key=lambda each: (each.departure, each.wall_s))
     chosen: list[Replayed] = []
     for each in worth_testing(ordered):
         if not chosen or chosen[-1].wall_s >= WORTH_A_TEST * each.wall_s:
@@ -110,10 +110,6 @@ def worth_testing(settings: Sequence[Replayed]) -> Sequence[Replayed]:
     )
 
 
-def _departure(replayed: Replayed) -> float:
-    return replayed.surprise if replayed.surprise is not None else replayed.step_acceptance or 0.0
-
-
 def _thinned(path: Sequence[Replayed]) -> Sequence[Replayed]:
     """Return at most `LONGEST` settings, with both ends."""
     if len(path) <= LONGEST:
@@ -128,7 +124,7 @@ def _min_logprobs(policy: Policy) -> list[float | None]:
 
 
 def thresholds_of(
-    policy: Policy, recordings: Sequence[Recording], shares: Sequence[float]
+    name: str, policy: Policy, recordings: Sequence[Recording], shares: Sequence[float]
 ) -> Sequence[Mapping[str, float]]:
     """Return for each share the thresholds with which the judges of a policy accept that share of the recorded steps.
     Must not be called from an event loop.
@@ -138,12 +134,13 @@ def thresholds_of(
     """
     judges = [judge for judge in policy.judges if isinstance(judge, ThresholdJudge)]
     if not judges:
-        raise UsageError("The policy has no judge with a threshold, so there is nothing to calibrate.")
+        raise UsageError(f"{name!r} has no judge with a threshold, so it has no other settings.")
     scores = asyncio.run(_scores(judges, recordings))
     for judge in judges:
         if not scores[judge.name]:
             raise UsageError(
-                f"No recorded step has a score of the judge {judge.name}. The draft proposes none that is judged."
+                f"No recorded step has a score of the judge {judge.name} of {name!r}. The draft proposes none that is "
+                "judged."
             )
     return [{judge.name: _quantile(scores[judge.name], 1 - share) for judge in judges} for share in shares]
 

@@ -45,15 +45,20 @@ class Replayed:
     """The same for the fastest exact token-level policy of the run; None without one."""
     step_acceptance: float | None
     """Accepted steps over judged ones; None if none was judged."""
-    accuracy: tuple[float, float]
-    """An estimated range of the share of right answers, see `_accuracy`. If all texts are the same, both ends are the
-    share itself."""
+    likely_correct: float
+    """A guess of the share of right answers, to choose settings that are worth a test, see `_likely_correct`. Real runs
+    can be far from it, so do not show it."""
     surprise: float | None
     """Mean over requests of the negative log-probabilities, under the target and in nats, of the draft's tokens that
     are kept although the target would have chosen others. It measures how far a policy departs from the target; None if
     they were not recorded."""
     extrapolated: float
     """Share of the target's judging passes that are wider than any measured one; 0 with the run's own times."""
+
+    @property
+    def departure(self) -> float:
+        """How far the policy departs from the target: `surprise`, or the accepted steps where it is unknown."""
+        return self.surprise if self.surprise is not None else self.step_acceptance or 0.0
 
 
 def replay(
@@ -136,7 +141,7 @@ def _replay(
         speedup_ci=interval,
         speedup_vs_token=None if token_s is None else token_s / float(wall.sum()),
         step_acceptance=sum(each.num_accepted for each in found.values()) / num_judged if num_judged else None,
-        accuracy=_accuracy(found, recording, all_of.baselines[BASELINE]),
+        likely_correct=_likely_correct(found, recording, all_of.baselines[BASELINE]),
         surprise=_mean([found[key].surprise for key in keys]),
         extrapolated=sum(each.num_wide for each in found.values()) / max(1, num_judged) if costs else 0.0,
     )
@@ -151,10 +156,11 @@ def replayable(name: str, policy: Policy, all_of: Recordings) -> list[Recording]
     found: list[Recording] = []
     for recording in all_of.recordings:
         with suppress(UsageError):
-            check_replayable(name, policy, recording.policy)
+            check_replayable(name, policy, recording.name, recording.policy)
             found.append(recording)
     if not found:
-        check_replayable(name, policy, all_of.recordings[0].policy)
+        first = all_of.recordings[0]
+        check_replayable(name, policy, first.name, first.policy)
     return found
 
 
@@ -307,33 +313,27 @@ def _baseline_s(row: ResultRow, costs: HardwareCosts | None, *, drafts: bool) ->
     return row.wall_s if costs is None else costs.request_s(row, 0, drafts)
 
 
-def _accuracy(
-    outcomes: Mapping[Key, _Outcome], recording: Recording, target: Mapping[Key, ResultRow]
-) -> tuple[float, float]:
-    """Return a range of the accuracy. A text that first differs where the target writes a step instead of the draft is
-    taken to end as the target's own; one that first differs where the draft's step is accepted may end either way."""
-    low = high = 0
+def _likely_correct(outcomes: Mapping[Key, _Outcome], recording: Recording, target: Mapping[Key, ResultRow]) -> float:
+    """Return a guess of the accuracy. A text that first differs where the target writes a step instead of the draft is
+    taken to end as the target's own; one that first differs where the draft's step is accepted counts half."""
+    total = 0.0
     for key, outcome in outcomes.items():
         change = outcome.first_change
         if change is None:
-            known = recording.requests[key].correct
-        elif change.accepted:
-            known = target[key].status == "correct"
+            total += recording.requests[key].correct
         else:
-            high += 1
-            continue
-        low, high = low + known, high + known
-    return low / len(outcomes), high / len(outcomes)
+            total += target[key].status == "correct" if change.accepted else 0.5
+    return total / len(outcomes)
 
 
 def front(replayed: Sequence[Replayed]) -> list[str]:
-    """Return the names of the policies that no other one beats in both speed and the middle of the accuracy bounds."""
+    """Return the names of the policies of which no other one is as fast and as close to the target."""
 
     def beaten(one: Replayed) -> bool:
         return any(
-            (other.speedup, sum(other.accuracy)) != (one.speedup, sum(one.accuracy))
+            (other.speedup, other.departure) != (one.speedup, one.departure)
             and other.speedup >= one.speedup
-            and sum(other.accuracy) >= sum(one.accuracy)
+            and other.departure <= one.departure
             for other in replayed
         )
 

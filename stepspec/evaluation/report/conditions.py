@@ -14,6 +14,7 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
         f"at most {run.max_tokens:,} tokens a problem, prompt {run.prompt_id!r}",
         f"{models_in_words(run.engines)}, pair {run.pair}",
         machine_in_words(run),
+        *(f"resumed on {machine_in_words(each)}" for each in run.resumed),
     ]
     return f"{'; '.join(parts)}."
 

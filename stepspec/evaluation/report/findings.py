@@ -208,6 +208,8 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from speeds_that_do_not_count(summary)
     yield from steps_not_proposed(summary)
+    if summary.busy:
+        yield summary.busy
     yield from _failures(run, summary)
     yield from _certificates(run)
     if summary.n < run.num_problems:

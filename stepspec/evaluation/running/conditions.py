@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from stepspec.api.loading import Pair
 from stepspec.engines.protocol import Engine
 from stepspec.evaluation.benchmark import Benchmark, wording_version
-from stepspec.evaluation.machine import commit, hardware, versions
+from stepspec.evaluation.machine import commit, hardware, machine, versions
 from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
 from stepspec.evaluation.running.policies import LoadedPolicy
 from stepspec.evaluation.running.problems import ProblemSet
@@ -21,6 +21,7 @@ def current_conditions(_: Pair) -> Conditions:
         versions=versions(),
         commit=commit(),
         hardware=hardware(),
+        machine=machine(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from stepspec.base.files import whole_file
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.records import Block, Failure, ResultRow, RunRecord, Summary, Trace
+from stepspec.evaluation.records import Block, Conditions, Failure, Node, ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.running.schedule import WHOLE, Part
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, read_run
@@ -32,6 +32,8 @@ class RunFolder:
         self.path = path
         self._part = part
         self._open: dict[str, int] = {}  # file descriptors by kind of record
+        self.node: Node | None = None
+        """This machine, if it is another one than that of `run.json`."""
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -61,6 +63,27 @@ class RunFolder:
             if not write_new(self.path / "run.json", run.model_dump_json(indent=2) + "\n"):
                 refuse_another(self.path, read_run(self.path), run)
             self._descriptor("rows")
+
+    def resume(self, here: Conditions) -> None:
+        """Note in `run.json` with what the run goes on, if that is new."""
+        with self._disk(), self._changing() as run:
+            self.node = node_of(run, here)
+            if not any(here.is_like(each) for each in (run, *run.resumed)):
+                run.resumed.append(here)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Generator[RunRecord]:
+        """Yield `run.json` for changes of its lists, which other parts may change too."""
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            run = read_run(self.path)
+            before = run.model_dump_json(indent=2)
+            yield run
+            if (text := run.model_dump_json(indent=2)) != before:
+                write_whole(self.path / "run.json", text + "\n")
+        finally:
+            os.close(fd)
 
     def rows(self) -> Iterator[ResultRow]:
         """Yield the finished rows of all parts, each once."""
@@ -99,6 +122,8 @@ class RunFolder:
     def finish(self, summary: Summary) -> None:
         """Write the summary and the report, which are computed from the rows."""
         with self._disk():
+            with self._changing() as run:
+                object.__setattr__(run, "busy", summary.busy)
             write_whole(self.path / "summary.json", summary.model_dump_json(indent=2) + "\n")
             write_whole(self.path / "report.md", markdown_report(read_run(self.path), summary))
 
@@ -121,6 +146,12 @@ class RunFolder:
                 f"Cannot store the run in {self.path}: {reason}. Finished rows stay valid. Fix the problem, then start "
                 "again with the same --output."
             ) from error
+
+
+def node_of(run: RunRecord, here: Conditions) -> Node | None:
+    """Return the machine of some conditions, if it is another one than that of a run."""
+    name = f"machine {here.machine or here.hardware.get('gpu') or here.hardware.get('cpu', 'unknown')}"
+    return None if here.on_machine_of(run) else Node(name=name, hardware=here.hardware)
 
 
 def refuse_another(path: Path, there: RunRecord, run: RunRecord) -> None:

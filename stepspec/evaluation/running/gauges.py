@@ -17,8 +17,11 @@ class Gauges:
         """Return the current values."""
         return {role: engine.metrics() for role, engine in self._engines.items()}
 
-    def usage_since(self, before: Mapping[str, Metrics], now: Mapping[str, Metrics]) -> dict[str, Usage] | None:
-        """Return the tokens read and written between two readings, by role; None without engines."""
+    def usage_since(
+        self, before: Mapping[str, Metrics], now: Mapping[str, Metrics] | None = None
+    ) -> dict[str, Usage] | None:
+        """Return the tokens read and written since a reading, up to another one, by role; None without engines."""
+        now = self.read() if now is None else now
         return {role: _usage(now[role] - before[role]) for role in self._engines} or None
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import RunRecord, Summary
-from stepspec.evaluation.running.folder import RunFolder, what_differs
+from stepspec.evaluation.records import Node, Summary
+from stepspec.evaluation.running.folder import RunFolder, node_of, what_differs
 from stepspec.evaluation.running.summary import summarise
 from stepspec.evaluation.runs import Key, iter_blocks, iter_failures, iter_rows, iter_traces, read_run, says
 
@@ -27,25 +27,26 @@ def merge(parts: Sequence[Path], output: Path) -> Summary:
         if differences := what_differs(runs[0], run):
             raise UsageError(f"{part} and {parts[0]} are not parts of one run: they differ in {differences}.")
     with RunFolder(output) as merged:
-        merged.begin(_merged_conditions(runs))
+        merged.begin(runs[0])
+        for each in (each for run in runs for each in (run.conditions, *run.resumed)):
+            merged.resume(each)
         done = {row.key for row in merged.rows()}
-        for part in parts:
-            done |= _copy(part, merged, done)
+        for part, run in zip(parts, runs, strict=True):
+            done |= _copy(part, merged, done, node_of(runs[0], run.conditions))
         summary = summarise(runs[0], merged.rows(), merged.blocks(), merged.failures())
         merged.finish(summary)
     return summary
 
 
-def _merged_conditions(runs: Sequence[RunRecord]) -> RunRecord:
-    """Return the conditions of the merged run, with each kind of machine listed once."""
-    machines = sorted({str(run.hardware.get("gpu") or run.hardware.get("cpu", "unknown")) for run in runs})
-    if len(machines) == 1:
-        return runs[0]
-    return runs[0].model_copy(update={"hardware": {**runs[0].hardware, "machines": "; ".join(machines)}})
+def _copy(part: Path, merged: RunFolder, done: set[Key], node: Node | None) -> set[Key]:
+    """Copy what is not in the output yet. Return the keys of the copied rows.
 
-
-def _copy(part: Path, merged: RunFolder, done: set[Key]) -> set[Key]:
-    """Copy what is not in the output yet. Return the keys of the copied rows."""
+    Args:
+        part: the folder of the part.
+        merged: the output.
+        done: keys of rows in the output.
+        node: the machine of the part, if it is not that of the output.
+    """
     fresh = {row.key: row.output_sha256 for row in iter_rows(part) if row.key not in done}
     without_trace = dict(fresh)  # a part that was killed between a trace and its row has that trace twice
     for trace in iter_traces(part):
@@ -54,11 +55,11 @@ def _copy(part: Path, merged: RunFolder, done: set[Key]) -> set[Key]:
             merged.add_trace(trace)
     for row in iter_rows(part):
         if row.key in fresh:
-            merged.add_row(row)
+            merged.add_row(row if row.node or not node else row.model_copy(update={"node": node.name}))
     known_blocks = {(block.policy, *block.jobs) for block in merged.blocks()}
     for block in iter_blocks(part):
         if (block.policy, *block.jobs) not in known_blocks:
-            merged.add_block(block)
+            merged.add_block(block if block.node or not node else block.model_copy(update={"node": node}))
     known_failures = {failure.key for failure in merged.failures()}
     for failure in iter_failures(part):
         if failure.key not in known_failures:

@@ -179,6 +179,8 @@ class Recorder:
     def add_block(self, block: Block) -> None:
         self.calls.append(("add_block", (block,)))
 
+    def say(self, words: str) -> None: ...
+
 
 class Worker:
     """The models, in an actor."""
@@ -460,9 +462,11 @@ class OnRay:
             left = deque(blocks)
             try:
                 if worker is not begun:
+                    results.say("warm-up")
                     await _result(worker.begin.remote(task, queue.largest))
                     begun = worker
                 while left:
+                    results.say(left[0][0].policy)
                     for name, arguments in await _result(worker.run.remote(left[0])):
                         getattr(results, name)(*(self._placed(each, place) for each in arguments))
                     left.popleft()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+from stepspec.base.extras import install_command
 from stepspec.base.file_model import load_toml
 from stepspec.base.files import find_data_file
 from stepspec.errors import UsageError, unknown_name
@@ -123,7 +124,7 @@ def _fetched(benchmark: Benchmark, data: HubData) -> Iterator[Path]:
     try:
         from stepspec.evaluation.running.hub import FetchError, fetch_file
     except ModuleNotFoundError as error:
-        why = f"{error.name} is not installed (pip install 'stepspec[eval]')"
+        why = f"{error.name} is not installed ({install_command('eval')})"
         raise _missing(benchmark, data, why) from error
     for file in data.files:
         try:

@@ -9,8 +9,9 @@ from stepspec.evaluation.running.folder import RunFolder
 MAX_FAILURES_IN_A_ROW = 5
 """After this many failures the engine is at fault, not a problem, and the run stops."""
 
-OnRow = Callable[[ResultRow | None, int, int], None]
-"""Callback. Args: the row just finished (None at the start or after a failure), number of done rows, total rows."""
+OnRow = Callable[[ResultRow | str | None, int, int], None]
+"""Callback. Args: the row just finished, or what runs now (None at the start or after a failure), number of done rows,
+total rows."""
 
 
 class Progress:
@@ -20,14 +21,15 @@ class Progress:
         self._on_row = on_row
         self._num_done = num_done
         self._num_rows = num_rows
-        self._report(None)
+        self.report(None)
 
     def add(self, row: ResultRow | None) -> None:
         """Note that a job is finished; None if it failed."""
         self._num_done += 1
-        self._report(row)
+        self.report(row)
 
-    def _report(self, row: ResultRow | None) -> None:
+    def report(self, row: ResultRow | str | None) -> None:
+        """Call the callback."""
         if self._on_row is not None:
             self._on_row(row, self._num_done, self._num_rows)
 
@@ -49,8 +51,14 @@ class Results:
 
     def add(self, row: ResultRow, trace: Trace | None) -> None:
         """Store a row and its trace."""
-        self._folder.add(row, trace)
+        node = self._folder.node
+        placed = row if node is None or row.node else row.model_copy(update={"node": node.name})
+        self._folder.add(placed, trace)
         self._progress.add(row)
+
+    def say(self, words: str) -> None:
+        """Show what runs now."""
+        self._progress.report(words)
 
     def refuse(self, failure: Failure) -> None:
         """Store a failure that is the problem's own."""
@@ -73,7 +81,8 @@ class Results:
 
     def add_block(self, block: Block) -> None:
         """Store the measurements of a block."""
-        self._folder.add_block(block)
+        node = self._folder.node
+        self._folder.add_block(block if node is None or block.node else block.model_copy(update={"node": node}))
 
     def close(self) -> None:
         """Store the failures at the end of the run, which were too few to blame an engine."""

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError
 from stepspec.evaluation.grade import Grade, Grading
+from stepspec.evaluation.machine import Processors
 from stepspec.evaluation.records import (
     Block,
     Failure,
@@ -29,6 +31,7 @@ from stepspec.loop.step import JudgedStep, Result, Step
 
 WARM_UP_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
 WARM_UP_MAX_TOKENS = 128
+SHOWN_EVERY_S = 1.0
 
 
 class System(Protocol):
@@ -66,6 +69,10 @@ class Receiver(Protocol):
 
     def add_block(self, block: Block) -> None: ...
 
+    def say(self, words: str) -> None:
+        """Show what runs now."""
+        ...
+
 
 @dataclass(frozen=True)
 class Runner:
@@ -94,11 +101,11 @@ class Runner:
             EngineError: an engine failed several times in a row.
         """
         blocks = [block for each in rounds for block in each]
-        await self.warm_up(blocks)
+        await self.warm_up(blocks, receiver)
         for block in blocks:
             await self.run_block(block, receiver)
 
-    async def warm_up(self, blocks: Sequence[JobBlock]) -> None:
+    async def warm_up(self, blocks: Sequence[JobBlock], receiver: Receiver | None = None) -> None:
         """Send warm-up requests under each policy, so that no recorded request is the first of its kind.
 
         As many run concurrently as in the largest block.
@@ -107,7 +114,30 @@ class Runner:
         limit = min(self.run.max_tokens, WARM_UP_MAX_TOKENS)
         num_requests = min(self.run.concurrency, max(map(len, blocks), default=0))
         for policy in [name for name in self.run.policies if name in policies]:
-            await _run_concurrently([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)])
+            with self._shown(f"warm-up of {policy}", receiver):
+                await _run_concurrently(
+                    [self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)]
+                )
+
+    @contextmanager
+    def _shown(self, what: str, receiver: Receiver | None) -> Generator[None]:
+        """Say every second what runs in the block, and how many tokens the models have written in it."""
+        if receiver is None:
+            yield
+            return
+        before = self.gauges.read()
+
+        async def show() -> None:
+            while True:
+                num_tokens = sum(each.generated_tokens for each in (self.gauges.usage_since(before) or {}).values())
+                receiver.say(f"{what}, {num_tokens:,} tokens" if num_tokens else what)
+                await asyncio.sleep(SHOWN_EVERY_S)
+
+        task = asyncio.create_task(show())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def run_block(self, block: JobBlock, receiver: Receiver) -> None:
         """Run jobs of one policy, `concurrency` at a time, and pass on the measurements that cover all of them.
@@ -128,10 +158,11 @@ class Runner:
                 if result is not None:
                     storing.append(asyncio.create_task(self._store(job, result, receiver)))
 
-        before, started = self.gauges.read(), time.perf_counter()
+        before, processors, started = self.gauges.read(), Processors.read(), time.perf_counter()
         try:
-            await _run_concurrently([work() for _ in range(min(self.run.concurrency, len(block)))])
-            wall_s, now = time.perf_counter() - started, self.gauges.read()
+            with self._shown(block[0].policy, receiver):
+                await _run_concurrently([work() for _ in range(min(self.run.concurrency, len(block)))])
+            wall_s, now, processors_now = time.perf_counter() - started, self.gauges.read(), Processors.read()
         finally:
             if storing:  # keep answered requests even if others failed, and leave no task behind
                 await asyncio.wait(storing)
@@ -144,6 +175,9 @@ class Runner:
                     wall_s=wall_s,
                     committed_tokens=sum(row.tokens.committed for row in rows),
                     usage=self.gauges.usage_since(before, now),
+                    cpu_s=processors_now.own_s - processors.own_s,
+                    others=processors_now.others_since(processors, wall_s),
+                    load=processors_now.load,
                 )
             )
 

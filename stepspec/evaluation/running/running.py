@@ -90,6 +90,8 @@ async def run_unfinished(
         num_jobs = sum(len(block) for each in planned for block in each)
         left = [found for each in planned if (found := unfinished(each, done))]
         progress = Progress(on_row, num_jobs - sum(len(block) for each in left for block in each), num_jobs)
+        if left:
+            folder.resume(run.conditions)
         receivers: list[Results] = []
 
         def make_results() -> Results:

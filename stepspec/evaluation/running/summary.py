@@ -6,7 +6,7 @@ requests that ended in an error as not correct. The target's accuracy is not com
 null.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepspec.evaluation.records import BASELINE, Block, Failure, Node, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.groups import groups
@@ -15,6 +15,8 @@ from stepspec.evaluation.running.stretches import stretches
 from stepspec.evaluation.running.tally import Table, Tally, percentiles
 from stepspec.evaluation.running.throughput import throughputs
 
+BUSY = 0.1
+"""Share of the processors that other programs may use without a warning."""
 WANTED_ACCURACY_WIDTH = 0.01
 """Half-width of the interval of the accuracy difference that `n_for_one_point` plans for."""
 
@@ -45,6 +47,7 @@ def summarise(
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
                 "stretches": places.get(policy, []),
+                **_processors([block for block in all_blocks if block.policy == policy]),
             }
         )
         for policy, tally in table.begun.items()
@@ -61,16 +64,40 @@ def summarise(
         token_baseline=pairs.token_baseline,
         matched=pairs.matched(candidates),
         num_repeats=run.num_repeats,
-        nodes=_nodes(all_blocks),
+        nodes=_nodes(all_blocks, run),
         num_apart=len(table.apart),
+        busy=_busy({policy: each.others for policy, each in policies.items() if each.others is not None}, run),
     )
 
 
-def _nodes(blocks: Iterable[Block]) -> list[Node]:
+def _processors(blocks: Sequence[Block]) -> Mapping[str, float]:
+    """Return the processor seconds of a policy's blocks, and the mean share of the processors that others used."""
+    known = [block for block in blocks if block.cpu_s is not None and block.others is not None]
+    wall_s = sum(block.wall_s for block in known)
+    if not wall_s:
+        return {}
+    others_s = sum((block.others or 0.0) * block.wall_s for block in known)
+    return {"cpu_s": sum(block.cpu_s or 0.0 for block in known), "others": others_s / wall_s}
+
+
+def _busy(others: Mapping[str, float], run: RunRecord) -> str | None:
+    """Return a warning if other programs kept the machine busy. A server of a model may be one of them."""
+    found = ", ".join(f"{share:.0%} under {policy}" for policy, share in others.items() if share > BUSY)
+    if not found or any(engine is not None and " at http" in (engine.device or "") for engine in run.engines.values()):
+        return None
+    return (
+        f"Other programs used the machine's processors ({found}), so times are too long. Run it again when it is idle."
+    )
+
+
+def _nodes(blocks: Sequence[Block], run: RunRecord) -> list[Node]:
     """Return the machines of a run on several, each as it was when it had the most workers."""
     found: dict[str, Node] = {}
-    for node in (block.node for block in blocks):
-        if node is not None and (node.name not in found or found[node.name].num_workers < node.num_workers):
+    if not any(block.node for block in blocks):
+        return []
+    first = Node(name=f"machine {run.machine or 'of the start'}", hardware=run.hardware)
+    for node in (block.node or first for block in blocks):
+        if node.name not in found or found[node.name].num_workers < node.num_workers:
             found[node.name] = node
     return [found[name] for name in sorted(found)]
 

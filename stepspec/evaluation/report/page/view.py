@@ -8,7 +8,13 @@ from stepspec.evaluation.records import BASELINE, Group, PolicySummary, RunRecor
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.conditions import commit_in_words, device_in_words, hardware_in_words, nodes_in_words
+from stepspec.evaluation.report.conditions import (
+    commit_in_words,
+    device_in_words,
+    hardware_in_words,
+    machine_in_words,
+    nodes_in_words,
+)
 from stepspec.evaluation.report.embedding import Embedded
 from stepspec.evaluation.report.figures import (
     ACCURACY,
@@ -253,6 +259,7 @@ def _conditions(run: RunRecord, summary: Summary) -> dict[str, str]:
         "hardware": hardware_in_words(run.hardware),
         **{f"hardware: {name}": str(value) for name, value in run.hardware.items()},
         **({"machines": nodes_in_words(summary)} if summary.nodes else {}),
+        **({"resumed on": " / ".join(map(machine_in_words, run.resumed))} if run.resumed else {}),
         "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
         "code": commit_in_words(run.commit).removeprefix("commit "),
         "started": run.started,

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from evals.bench.ablation import CHANGES, Ablation, ablation_block
+from evals.bench.ablation import main as ablation_main
+from evals.bench.documents import measured_block, speeds_block
+from evals.bench.loads import Loads, loads_block
+from evals.bench.loads import main as loads_main
+from evals.bench.plots import speed_by_context
 from stepspec.api.loading import load_pair
-from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
-from stepspec.bench.ablation import main as ablation_main
 from stepspec.bench.conversation import Conversations, at_context
-from stepspec.bench.documents import measured_block, speeds_block
 from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
-from stepspec.bench.loads import Loads, loads_block
-from stepspec.bench.loads import main as loads_main
 from stepspec.bench.overhead import Overheads
-from stepspec.bench.plots import speed_by_context
 from stepspec.bench.published import PublishedProcedure
 from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.cli import main

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.bench.documents import ON_MANY_MACHINES, SCENARIOS, scenario_page
+from evals.bench.documents import ON_MANY_MACHINES, SCENARIOS, scenario_page
 from stepspec.bench.service.affinity import (
     POLICIES,
     SETTINGS,

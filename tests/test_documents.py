@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from stepspec.bench.documents import generated
-from stepspec.bench.plots import PLOTS, images
+from evals.bench.documents import generated
+from evals.bench.plots import PLOTS, images
 from stepspec.cli import app
 from stepspec.engines.thinking import ThinkingFormat
 from stepspec.evaluation.records import BASELINE
@@ -30,14 +30,14 @@ def blocks(language: str) -> list[str]:
 
 def test_generated_sections_are_up_to_date() -> None:
     found = {file: file.read_text("utf-8") for file in generated(ROOT)}
-    assert found == generated(ROOT), "Run python -m stepspec.bench.documents."
+    assert found == generated(ROOT), "Run python -m evals.bench.documents."
 
 
 def test_plots_show_the_figures_of_the_results() -> None:
     """Tooltips have the figures; lines and fonts depend on matplotlib's version."""
     stored = {file: file.read_text("utf-8") for file in (ROOT / PLOTS).glob("*.svg")}
     fresh = images(ROOT)
-    assert stored.keys() == fresh.keys(), "Run python -m stepspec.bench.documents."
+    assert stored.keys() == fresh.keys(), "Run python -m evals.bench.documents."
     for file, text in fresh.items():
         titles = re.findall(r"<title>.*?</title>", text)
         assert titles

@@ -116,6 +116,15 @@ def test_a_part_imports_from_itself_and_the_layers_below(part: str) -> None:
     assert wrong == []
 
 
+def test_the_package_imports_nothing_from_beside_it() -> None:
+    for module, path in MODULES.items():
+        for statement in import_statements(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            assert not any(
+                name.split(".")[0] in {"evals", "tests"} for name in (*names, getattr(statement, "module", "") or "")
+            )
+
+
 def circle(imports: dict[str, set[str]]) -> Sequence[str]:
     """Return modules that import each other in a cycle, if there are any."""
     try:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from scripted_runs import Script, answer_right, make_problems, make_run, play
 
+from evals.bench import presets
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
 from stepspec.api.loading import load_pair
-from stepspec.bench import presets
 from stepspec.cli.evaluating import DEFAULT_POLICIES
 from stepspec.errors import UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split

@@ -9,7 +9,7 @@ import pytest
 import tomlkit
 from typer.testing import CliRunner, Result
 
-from stepspec.bench import replays
+from evals.bench import replays
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepspec.bench.documents import sizing_block
+from evals.bench.documents import sizing_block
 from stepspec.bench.service.client import Client, chat_request
 from stepspec.bench.service.costs import load_costs, thinned
 from stepspec.bench.service.process import scripted_command, started

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
-from stepspec.bench.certification import read_population
+from evals.bench.certification import read_population
 from stepspec.bench.ideal import ideals
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError

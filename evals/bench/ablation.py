@@ -1,9 +1,9 @@
 """What each part of a step-level policy is worth: the policy with one part switched off or on at a time, in a checkout:
 
-    python -m stepspec.bench.ablation write stepspec FOLDER       # one policy file for each change
+    python -m evals.bench.ablation write stepspec FOLDER       # one policy file for each change
     stepspec eval gsm-mini --temperature 0,0.6 --limit 100 --output RUNS \
         --policy stepspec $(printf -- "--policy %s " FOLDER/*.toml)
-    python -m stepspec.bench.ablation compare RUNS evals/results/ablation/embedded.json
+    python -m evals.bench.ablation compare RUNS evals/results/ablation/embedded.json
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import tomlkit
 
-from stepspec.bench.exiting import exit_code
+from evals.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record, RunRecord
@@ -196,7 +196,7 @@ def ablation_block(file: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.ablation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.ablation", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write", help="write the changed policies")
     writing.add_argument("policy")

@@ -1,4 +1,4 @@
-"""Coverage and power of certificates: `python -m stepspec.bench.certification RUN --json FILE`.
+"""Coverage and power of certificates: `python -m evals.bench.certification RUN --json FILE`.
 
 RUN is a run of several policies, such as the settings of a calibration's path. Its problems are a population of
 outcomes: whether the target, and each policy, is right. For coverage, the population is weighted so that the target has
@@ -218,7 +218,7 @@ def certification_block(file: Path) -> str:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.certification", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.certification", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of the run with the population")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table to this file")
     parser.add_argument("--simulations", type=int, default=SIMULATIONS, metavar="N", help="calibrations for each cell")

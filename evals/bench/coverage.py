@@ -1,4 +1,4 @@
-"""Coverage of the intervals: `python -m stepspec.bench.coverage --json FILE`.
+"""Coverage of the intervals: `python -m evals.bench.coverage --json FILE`.
 
 Each setting simulates evaluations whose true figures are known. For each figure it counts the evaluations whose 95%
 interval contains the true value. Coverage must be 93% to 97% for 200 or more problems. Smaller sizes are reported too.
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import scipy  # pyright: ignore[reportMissingTypeStubs]
 
-from stepspec.bench.simulated import (
+from evals.bench.simulated import (
     Latencies,
     Steps,
     correct_runs,
@@ -195,7 +195,7 @@ def _holds(interval: Interval | None, true: float) -> bool:
 
 def main() -> None:
     """Measure how often each interval contains the true value."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.coverage", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.coverage", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
     parser.add_argument(
         "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each setting."

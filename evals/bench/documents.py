@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks, plots and stored reports: `python -m stepspec.bench.documents`, in a checkout.
+"""Rewrite all generated blocks, plots and stored reports: `python -m evals.bench.documents`, in a checkout.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -14,17 +14,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evals.bench.ablation import ablation_block
+from evals.bench.certification import certification_block
+from evals.bench.loads import loads_block
+from evals.bench.plots import METHODS, PLOTS, images
+from evals.bench.presets import methods_block
+from evals.bench.replays import replays_block
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
 from stepspec.bench import agent, conversation, distance, exactness, overhead, servers
-from stepspec.bench.ablation import ablation_block
-from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
-from stepspec.bench.loads import loads_block
-from stepspec.bench.plots import METHODS, PLOTS, images
-from stepspec.bench.presets import methods_block
-from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.bench.service import concurrency, records, sizing
 from stepspec.bench.service.affinity import Affinity

@@ -1,6 +1,6 @@
 """Speed of grading, and its robustness against hostile texts.
 
-    python -m stepspec.bench.grade --data test.jsonl --json evals/results/grading.json
+    python -m evals.bench.grade --data test.jsonl --json evals/results/grading.json
 
 `--data` is a jsonl file of problems whose `answer` is a solution with `####`, like GSM8K's. Every solution must be
 graded as correct for its own answer.
@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepspec.bench.hostile import hostile_texts
+from evals.bench.hostile import hostile_texts
 from stepspec.evaluation.grade.grading import Grading
 from stepspec.evaluation.grade.words import Grade, Limits
 from stepspec.evaluation.machine import commit, hardware, versions
@@ -33,7 +33,7 @@ Timed = tuple[Grade, float]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark, and print and store its figures."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.grade", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.grade", description=main.__doc__)
     parser.add_argument("--json", type=Path, help="Also write the figures to this file.")
     parser.add_argument("--data", type=Path, help="A jsonl file of solutions with ####.")
     parser.add_argument("--hostile", type=int, default=10_000, help="Number of hostile texts.")

@@ -1,6 +1,6 @@
 """Random texts that try to hang, crash or fool a grader, for the tests and the benchmark.
 
-    python -m stepspec.bench.hostile 10 0
+    python -m evals.bench.hostile 10 0
 
 prints ten of them with seed 0, shortened.
 """

@@ -1,7 +1,7 @@
 """Throughput of policies under load, over that of token-level speculation, in a checkout:
 
 stepspec eval gsm-mini --concurrency 4,16,64 --limit 512 --policy target --policy token --policy stepspec --output RUNS
-python -m stepspec.bench.loads RUNS evals/results/loads/embedded.json
+python -m evals.bench.loads RUNS evals/results/loads/embedded.json
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from stepspec.bench.exiting import exit_code
+from evals.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
@@ -100,7 +100,7 @@ def loads_block(file: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.loads", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.loads", description=__doc__)
     parser.add_argument("runs", type=Path)
     parser.add_argument("file", type=Path)
     given = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Coverage of the bound of the accuracy loss: `python -m stepspec.bench.loss_coverage --json FILE`.
+"""Coverage of the bound of the accuracy loss: `python -m evals.bench.loss_coverage --json FILE`.
 
 Each cell is a number of problems and repeats, an accuracy of the target and a true loss of the policy. Each cell is
 simulated with several distributions of the loss over problems. `Paired` computes the bound of every evaluation.
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import scipy  # pyright: ignore[reportMissingTypeStubs]
 
-from stepspec.bench.simulated import lost_everywhere, lost_in_some, same_in_all_repeats
+from evals.bench.simulated import lost_everywhere, lost_in_some, same_in_all_repeats
 from stepspec.evaluation.stats.intervals import z_value
 from stepspec.evaluation.stats.paired import Paired
 from stepspec.evaluation.stats.runs import Floats
@@ -108,7 +108,7 @@ def measure(cell: Cell, distribution: str, correlation: float, simulations: int 
 
 def main() -> None:
     """Measure how often the bound of the accuracy loss holds, and by how much it exceeds the loss."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.loss_coverage", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.loss_coverage", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
     parser.add_argument(
         "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each cell and distribution."

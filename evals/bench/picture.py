@@ -1,4 +1,4 @@
-"""Take the screenshot of a report for the README: `python -m stepspec.bench.picture`, in a checkout.
+"""Take the screenshot of a report for the README: `python -m evals.bench.picture`, in a checkout.
 
 This needs Chromium on the path, and playwright, which the extra `dev` installs.
 """
@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from evals.bench.exiting import exit_code
 from stepspec.base.files import package_folder
-from stepspec.bench.exiting import exit_code
 from stepspec.errors import UsageError
 from stepspec.evaluation.report.page import make_page
 from stepspec.evaluation.report.readme import read_results

@@ -1,14 +1,14 @@
 """Choose thresholds of published methods for a pair by a plain sweep, in a checkout:
 
-    python -m stepspec.bench.presets write SWEEP           # one policy file for each method and threshold
+    python -m evals.bench.presets write SWEEP           # one policy file for each method and threshold
     stepspec eval evals/calibration/gsm-plain.toml --pair smol --temperature 0.6 --output RUN \
         --policy target $(printf -- "--policy %s " SWEEP/*.toml)
-    python -m stepspec.bench.presets pick RUN evals/policies/smol          # writes NAME-picked.toml for each method
+    python -m evals.bench.presets pick RUN evals/policies/smol          # writes NAME-picked.toml for each method
 
 A method gets the fastest threshold among those that cost at most 2 points of accuracy against the target. If all cost
 more, it gets the most accurate one.
 
-After a run of all methods, `python -m stepspec.bench.presets steps RUN` writes who wrote the steps to `RUN/steps.json`,
+After a run of all methods, `python -m evals.bench.presets steps RUN` writes who wrote the steps to `RUN/steps.json`,
 which the tables of the documentation need besides the run's summary.
 """
 
@@ -154,7 +154,7 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.presets", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.presets", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     write = commands.add_parser("write", help="write the policies of the sweep")
     write.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Compare replays with real runs: `python -m stepspec.bench.replays RECORDED RUN --json FILE`.
+"""Compare replays with real runs: `python -m evals.bench.replays RECORDED RUN --json FILE`.
 
 RECORDED is a run with recorded steps, RUN one of the same problems under other policies as well, both one request at a
 time on the same machine. Each policy of RUN that a replay can predict is replayed over RECORDED. A replay on policy
@@ -89,7 +89,7 @@ def replays_block(file: Path) -> str:
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.replays", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evals.bench.replays", description=__doc__)
     parser.add_argument("recorded", type=Path, help="folder of the run with recorded steps")
     parser.add_argument("run", type=Path, help="folder of the real run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the comparison to this file")

@@ -1,6 +1,6 @@
 """Evaluations sampled from known distributions, in which problems differ and the runs of a problem are correlated.
 
-`stepspec.bench.coverage` computes intervals of these evaluations.
+`evals.bench.coverage` computes intervals of these evaluations.
 """
 
 from dataclasses import dataclass

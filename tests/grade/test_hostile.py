@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.bench.hostile import CODE, FAMILIES, hostile_texts
+from evals.bench.hostile import CODE, FAMILIES, hostile_texts
 from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading, Limits
 from stepspec.evaluation.grade.caps import refusal
 from stepspec.evaluation.grade.latex import cleaned

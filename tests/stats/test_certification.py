@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepspec.bench.certification import (
+from evals.bench.certification import (
     MOST_CERTIFIED,
     POWER_SIZES,
     Population,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.bench.coverage import MATCHED, PROMISED, SIMULATIONS, SIZES, SMALL_SIZES, Setting, measure, settings
+from evals.bench.coverage import MATCHED, PROMISED, SIMULATIONS, SIZES, SMALL_SIZES, Setting, measure, settings
 
 TABLE = Path(__file__).parents[2] / "evals" / "results" / "coverage.json"
 ALL = list(settings())

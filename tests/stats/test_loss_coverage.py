@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.bench.loss_coverage import (
+from evals.bench.loss_coverage import (
     CORRELATIONS,
     DISTRIBUTIONS,
     LARGE,

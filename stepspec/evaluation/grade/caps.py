@@ -26,7 +26,7 @@ _RELATION = re.compile(r"[<>=]|\\(?:leq|geq|neq|in|lt|gt)(?![a-zA-Z])")
 _FUNCTION = re.compile(r"\\(?:a?r?c?(?:sin|cos|tan|cot|sec|csc)h?|l[ng]|log|exp|sqrt|max|min|gcd|lcm)(?![a-zA-Z])")
 _POWER_OF_BRACKET = re.compile(r"[)}\]]\s*\^\s*\{?\s*(\d+)")
 
-# Measured with the hostile texts of `stepspec.bench.hostile`: above these limits, most formulas time out.
+# Measured with the hostile texts of `evals.bench.hostile`: above these limits, most formulas time out.
 MAX_PARENTHESES_DEPTH = 4
 MAX_RELATIONS = 3
 MAX_BARS = 8

@@ -534,7 +534,7 @@ def test_the_advised_policy_is_the_one_that_was_run_and_runs(
     text = (unanswered / "advised.toml").read_text(encoding="utf-8")
     assert tomllib.loads(text) == tomllib.loads(found.advice.policy_text)
     answer_question("What is 1 + 1?", policy=str(unanswered / "advised.toml"), max_tokens=20)
-    assert "tokens" in capsys.readouterr().out
+    assert "tokens" in capsys.readouterr().err
 
 
 def test_what_is_said_of_chosen_thresholds_stays_in_the_advised_file(unanswered: Path) -> None:

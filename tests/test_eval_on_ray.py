@@ -124,8 +124,8 @@ class Killer:
     def __init__(self, num_kills: int) -> None:
         self.num_left = num_kills
 
-    def __call__(self, row: ResultRow | None, done: int, total: int) -> None:
-        if self.num_left and row is not None and done % 2:
+    def __call__(self, row: ResultRow | str | None, done: int, total: int) -> None:
+        if self.num_left and isinstance(row, ResultRow) and done % 2:
             for process in workers()[:1]:
                 os.kill(process.pid, signal.SIGKILL)
                 self.num_left -= 1

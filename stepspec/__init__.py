@@ -31,7 +31,7 @@ except KeyboardInterrupt:
         sys.exit(130)
     raise
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 if not TYPE_CHECKING:

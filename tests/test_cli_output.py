@@ -29,7 +29,7 @@ from stepspec.evaluation.compare.tables import policy_table
 from stepspec.evaluation.report.tables import full_table
 from stepspec.evaluation.runs import read_run
 
-QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?"
+QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
 LABEL = re.compile(r"^\[(draft|salvaged|target)\] ", re.MULTILINE)
 
 

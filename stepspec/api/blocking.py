@@ -1,7 +1,10 @@
 """The synchronous Python API. It also works where an event loop is running, as in notebooks.
 
 with SyncStepSpec() as spec:
-    print(spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?").answer)
+    result = spec.generate(
+        "Some friends met. Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
+    )
+    print(result.answer)
 """
 
 from collections.abc import Generator, Mapping, Sequence

@@ -41,10 +41,6 @@ class PairScope(FileModel):
         """Load the description from the folder of a pair."""
         return cls.model_validate_json((folder / FILE).read_bytes())
 
-    def has_checked(self, prompt: TokenBuffer) -> bool:
-        """Return whether `note` needs no pass over the prompt."""
-        return (prompt.group, _read(prompt)) in self._known
-
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
         """Return `knows` for a prompt below the bound, else None. `target` must be that of the pair.
 
@@ -71,7 +67,9 @@ async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
     ids = _read(prompt)
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
-    logprobs = (await target.verify(Verify(TokenBuffer(ids[:1], group=prompt.group), ids[1:]))).logprobs
+    # In a group of its own, so that requests find cached what requests have read, and not what this check has.
+    alone = TokenBuffer(ids[:1], group=f"scope {prompt.group}")
+    logprobs = (await target.verify(Verify(alone, ids[1:]))).logprobs
     return sum(logprobs) / len(logprobs) if logprobs else None
 
 

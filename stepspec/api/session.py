@@ -1,7 +1,9 @@
 """The asynchronous Python API: a session answers questions with a pair of models under a policy.
 
     async with StepSpec() as spec:                      # the embedded pair, the policy `stepspec`
-        result = await spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?")
+        result = await spec.generate(
+            "Some friends met. Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
+        )
         print(result.answer)
 
 The name before the colon of a spec string selects the engine. The engine's library loads when it is first used.
@@ -21,7 +23,6 @@ from typing import Any, Unpack
 
 from stepspec.api.fitting import RETURNED, fit_policy
 from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
-from stepspec.api.scope import MAX_READ
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
@@ -285,10 +286,9 @@ class StepSpec:
         sampling: Sampling,
         queue_s: float,
     ) -> AsyncGenerator[Event, None]:
-        since, note, num_read = time.perf_counter(), None, 0
+        since, note = time.perf_counter(), None
         if self.pair.scope is not None:
             prompt = TokenBuffer(encoded.prompt.ids, group=options.cache_salt)
-            num_read = 0 if self.pair.scope.has_checked(prompt) else MAX_READ
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
                     note = await self.pair.scope.note(self.pair.target, prompt)
@@ -305,8 +305,6 @@ class StepSpec:
                 if isinstance(event, Done):
                     result = replace(event.result, model=self.pair.target.name, policy=self.policy_name)
                     result = await self._with_logprobs(result, request, options)
-                    if result.num_cached_tokens <= num_read:  # by the check, and not by an earlier request
-                        result = replace(result, num_cached_tokens=0)
                     yield Done(self._with_notes(result, note, request))
                 else:
                     yield event

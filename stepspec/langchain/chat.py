@@ -51,7 +51,7 @@ from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Done, Event, StepCommitted
+from stepspec.loop.step import Done, Event, Noted, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event for a committed step. It is emitted if the model is called inside a run."""
@@ -549,7 +549,7 @@ async def _retried(
         try:
             async with aclosing(spec.stream(turns, options)) as events:
                 async for event in events:
-                    begun = True
+                    begun |= not isinstance(event, Noted)
                     yield event
             return
         except EngineError:

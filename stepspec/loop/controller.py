@@ -28,6 +28,7 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
     work.add_done_callback(lambda _: request.events.put_nowait(None))
     try:
         while (event := await request.events.get()) is not None:
+            request.events_read.set()
             yield event
         await work
     finally:
@@ -89,7 +90,9 @@ def _not_proposed(request: Request) -> NotProposed | None:
         return "the policy proposes none"
     if request.draft is None:
         return "no draft"
-    return request.not_proposed or (None if request.ledger.counts.steps_proposed else "the thinking ended first")
+    if request.not_proposed or request.ledger.counts.steps_proposed:
+        return request.not_proposed
+    return "the deadline" if request.limits.reached == "deadline" else "the thinking ended first"
 
 
 def _result(request: Request) -> Result:

@@ -41,7 +41,7 @@ def figures(result: "Result") -> str:
     if counts.target_passes:
         parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
     if result.finish_reason == "length":
-        parts.append(f"cut short by {result.limit}")
+        parts.append(f"cut short by {result.limit or 'a stop string'}")
     if counts.wasted:
         parts.append(f"{counts.wasted:,} tokens wasted")
     return " · ".join(parts)

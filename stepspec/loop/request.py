@@ -55,6 +55,8 @@ from stepspec.loop.transcript import MOST_HEADER, Transcript
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
 
+MAX_UNREAD = 256
+"""Events that wait for the caller. If there are more, the request waits."""
 WHOLE_TEXT = 1 << 30
 """More tokens than any text has."""
 
@@ -161,6 +163,7 @@ class Request:
         self.is_apart = self.draft_is_far or isinstance(self.target, Distant)
         """Whether one model is on a server, so that both can work at the same time."""
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.events_read = asyncio.Event()
         self._origin: Origin = "target"  # of the open step
         self._num_from_draft = 0
         self._draft_refused = False
@@ -185,6 +188,13 @@ class Request:
     def num_written(self) -> int:
         """Number of tokens after the prompt, counted in the text itself."""
         return len(self.transcript.buffer) - len(self.prompt)
+
+    async def wait_for_reader(self) -> None:
+        """Wait while the caller has `MAX_UNREAD` events to read."""
+        while self.events.qsize() >= MAX_UNREAD:
+            self.events_read.clear()
+            with self.ledger.time("queue"):
+                await self.events_read.wait()
 
     def emit(self, events: Iterable[Event]) -> None:
         """Pass events on to the caller."""
@@ -845,6 +855,7 @@ class Request:
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
+                await self.wait_for_reader()
         watch.end(self.pace)
         num_new = len(self.transcript.open_ids) - num_before
         if fate == "regenerated" and not reads_prompt:
@@ -934,6 +945,7 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
+                await self.wait_for_reader()
                 if not self.transcript.thinking:
                     watch.thinking_ended(self.pace)
                     self.pace.load.stops_asking(self)

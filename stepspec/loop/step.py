@@ -47,6 +47,7 @@ NotProposed = Literal[
     "a tool call",
     "the sampling",
     "the thinking ended first",
+    "the deadline",
 ]
 """Why the draft proposed no step, or no further one."""
 

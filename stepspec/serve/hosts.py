@@ -52,7 +52,10 @@ def _is_loopback(scope: Scope) -> bool:
     """Whether a request comes from this machine."""
     if not scope.get("client"):
         return False
-    address = ipaddress.ip_address(str(scope["client"][0]).partition("%")[0])
+    try:
+        address = ipaddress.ip_address(str(scope["client"][0]).partition("%")[0])
+    except ValueError:  # what a proxy has put there
+        return False
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 

@@ -45,7 +45,7 @@ async def test_a_chain_answers_like_the_python_api(spec: StepSpec) -> None:
 
 async def test_a_stream_begins_with_a_note_on_a_question_that_the_pair_does_not_know(spec: StepSpec) -> None:
     assert spec.pair.scope is not None
-    with serving(spec.pair) as address:
+    with serving(load_pair()) as address:
         async with RemoteStepSpec(address) as remote:
             events = [event async for event in remote.stream("What is the capital of France?", max_tokens=5)]
     assert events[0] == Noted(spec.pair.scope.knows)

@@ -195,6 +195,10 @@ BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum
 """Keys of a schema with a bound of numbers, and the sign with which it is an upper bound."""
 
 
+ANNOTATIONS = frozenset({"default", "examples"})
+"""Keys of a schema that constrain nothing."""
+
+
 def _check_numbers(form: Mapping[str, Any]) -> None:
     """Check that the grammar holds all numbers.
 
@@ -204,6 +208,8 @@ def _check_numbers(form: Mapping[str, Any]) -> None:
     waiting: list[tuple[str, Any]] = [*form.items()]
     while waiting:
         name, value = waiting.pop()
+        if name in ANNOTATIONS:
+            continue
         if isinstance(value, list):
             waiting += [(name, each) for each in cast("list[Any]", value)]
         elif isinstance(value, dict):

@@ -8,7 +8,9 @@ import time
 from contextlib import suppress
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from stepspec.serve.bodies import ARRIVAL_S
 from stepspec.serve.errors import RefusedError, error_body
@@ -48,6 +50,7 @@ class Connection(HttpToolsProtocol):
         """Start to count. If too many connections are open, those that have been idle for the longest are closed."""
         super().connection_made(transport)
         self.url, self._status, self._part = b"", 400, ""
+        self._running: RequestResponseCycle | None = None
         self._num_unparsed = self._num_unsent = 0
         self.idle_since = self._moved = time.monotonic()
         self._deadline = self.idle_since + HEAD_S
@@ -63,6 +66,23 @@ class Connection(HttpToolsProtocol):
         """Whether no request of the connection is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request that arrived in full is being answered. What the client sends is then a later request."""
+        return self._running is not None and not (self._running.more_body or self._running.response_complete)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the running request, which is not `cycle` if others wait, and drop those that wait."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def check(self, now: float) -> None:
         """Close the connection if its client is late. Call it once a second."""
         unsent = self.transport.get_write_buffer_size()
@@ -71,7 +91,7 @@ class Connection(HttpToolsProtocol):
         self._num_unsent = unsent
         if now > self._moved + STALL_S:
             self.transport.abort()
-        elif self.flow.read_paused:  # it is not the client that is late
+        elif self.flow.read_paused or self._is_answering:  # it is not the client that is late
             self._deadline = max(self._deadline, now + HEAD_S)
         elif now > self._deadline:
             self.transport.close()
@@ -125,6 +145,9 @@ class Connection(HttpToolsProtocol):
         if size > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(431)
         super().on_headers_complete()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        if 0 < len(waiting) < MAX_PIPELINED and sum(len(each.body) for each in waiting) < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()  # uvicorn pauses it, and then nobody notices that the client leaves
         self._part, self._num_unparsed = "body", 0
         self._deadline = time.monotonic() + BODY_S
 
@@ -155,8 +178,8 @@ class Connection(HttpToolsProtocol):
         if is_last:
             self.cycle.body.clear()
             self.idle_since = time.monotonic()
-            if not self._part:
-                self._deadline = self.idle_since + IDLE_S
+            if self._part != "body":
+                self._deadline = self.idle_since + (HEAD_S if self._part else IDLE_S)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Close the connection after the response, because what follows an upgrade is not parsed."""

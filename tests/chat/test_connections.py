@@ -27,6 +27,11 @@ ASK = said("How many?")
 LONG = b"a" * 75_000
 
 
+def post(request: Any, head: bytes = b"") -> bytes:
+    body = json.dumps(request).encode()
+    return POST + head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     with running(following_pair(), Settings()) as (_, port):
@@ -145,9 +150,25 @@ def test_a_connection_that_sends_no_complete_request_is_closed_however_it_trickl
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_request_that_takes_long_is_not_cut_off(port: int) -> None:
-    with running(following_pair(delay_s=1.5), Settings()) as (_, slow):
-        assert httpx.post(f"http://127.0.0.1:{slow}/v1/chat/completions", json=ASK, timeout=30).status_code == 200
+def test_a_request_that_takes_long_is_not_cut_off_also_if_half_a_later_one_has_come() -> None:
+    with running(following_pair(delay_s=1.8), Settings()) as (_, slow), ExitStack() as stack:
+        wires = [stack.enter_context(socket.create_connection(("127.0.0.1", slow), timeout=10)) for _ in range(3)]
+        for wire, later in zip(wires, (b"", b"GET /hea", POST + b"Content-Length: 9\r\n\r\n1"), strict=True):
+            wire.sendall(post(ASK) + later)
+        for wire in wires:
+            assert read(wire).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_leaves_ends_its_request_also_if_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+    with running(following_pair(delay_s=2), Settings()) as (server, port):
+        admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(post(ASK) + (GET + b"\r\n") * 3)
+            wait_until(lambda: admission.num_running == 1)
+        left = time.monotonic()
+        wait_until(lambda: admission.num_running == 0)
+        assert time.monotonic() < left + 1
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_open_connections_are_limited_and_those_that_are_idle_give_way(

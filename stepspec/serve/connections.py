@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import cast
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -101,13 +102,27 @@ class Connection(HttpToolsProtocol):
         for start in range(0, len(data), PART_BYTES):
             part = data[start : start + PART_BYTES]
             self._num_unparsed += len(part)
-            super().data_received(part)
+            self._feed(part)
             if self.transport.is_closing():
                 return
             if self._num_unparsed > MAX_HEAD_BYTES:
                 self._status = 414 if len(self.url) > MAX_HEAD_BYTES // 2 else 431
                 self.send_400_response("")
                 return
+
+    def _feed(self, part: bytes) -> None:
+        """Parse bytes. A request with an Upgrade header is parsed again without it, or the parser drops its body."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(part)
+        except HttpParserError:
+            self.send_400_response("The request is not valid HTTP.")
+        except HttpParserUpgrade as upgrade:
+            line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            head = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(line + head + b"\r\n" + part[upgrade.args[0] :])
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the client sends, and close the connection."""
@@ -116,6 +131,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         what = {
+            405: "This is not a proxy. Send no CONNECT.",
             414: f"The URL must have at most {MAX_HEAD_BYTES // 2} bytes.",
             431: f"Head and trailer must have at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers.",
         }.get(self._status, msg)
@@ -144,6 +160,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(414)
         if size > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(431)
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(405)
+            return
         super().on_headers_complete()
         waiting = [cycle for cycle, _ in self.pipeline]
         if 0 < len(waiting) < MAX_PIPELINED and sum(len(each.body) for each in waiting) < HIGH_WATER_LIMIT:
@@ -167,6 +187,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for the response, or if it is complete, for the next request."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._part, self._num_unparsed = "", 0
         self._deadline = time.monotonic() + IDLE_S if self.cycle.response_complete else math.inf
@@ -180,7 +202,3 @@ class Connection(HttpToolsProtocol):
             self.idle_since = time.monotonic()
             if self._part != "body":
                 self._deadline = self.idle_since + (HEAD_S if self._part else IDLE_S)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Close the connection after the response, because what follows an upgrade is not parsed."""
-        self.cycle.keep_alive = False

@@ -86,9 +86,10 @@ def read(wire: socket.socket) -> bytes:
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + LONG], 431),
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: 1\r\n" * 101], 431),
         ([b"no HTTP at all\r\n\r\n"], 400),
+        ([b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"], 405),
     ],
     ids=["header", "in parts", "complete", "name", "count", "URL", "URL in parts", "complete URL", "line ends",
-         "chunk extension", "trailer", "trailers", "no HTTP"],
+         "chunk extension", "trailer", "trailers", "no HTTP", "CONNECT"],
 )  # fmt: skip
 def test_a_head_over_the_limit_is_refused_while_it_arrives(port: int, parts: list[bytes], status: int) -> None:
     # A client that still sends when the service closes may lose the response, so send no more than needed.
@@ -96,6 +97,21 @@ def test_a_head_over_the_limit_is_refused_while_it_arrives(port: int, parts: lis
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_a_request_for_an_upgrade_is_answered_as_any_other(port: int, size: int) -> None:
+    body = json.dumps(said("so " * 3_000)).encode()
+    chunked = POST + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    sent = post(ASK, UPGRADE) + GET + UPGRADE + b"\r\n" + chunked + GET + b"Connection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(sent), size):
+            wire.sendall(sent[start : start + size])
+        assert read(wire).count(b"HTTP/1.1 200 ") == 4
 
 
 def test_requests_just_under_the_limits_are_answered(port: int) -> None:
@@ -106,8 +122,7 @@ def test_requests_just_under_the_limits_are_answered(port: int) -> None:
         GET + b"Connection: close\r\nX: " + b"a" * 63_800 + b"\r\n\r\n",
         GET + b"Connection: close\r\n" + many,
         POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
-        GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
-        GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+        GET + b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
     ):
         assert answered(port, sent).startswith(b"HTTP/1.1 200 ")
     pipelined = (GET + b"\r\n") * 9 + GET + b"Connection: close\r\n\r\n"

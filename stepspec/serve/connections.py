@@ -5,7 +5,9 @@ import heapq
 import json
 import math
 import time
+from asyncio.sslproto import SSLProtocol
 from contextlib import suppress
+from ssl import SSLContext
 from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -25,7 +27,7 @@ MAX_PIPELINED = 16
 """Requests of a connection that wait for the response before."""
 MAX_CONNECTIONS = 4096
 
-HEAD_S = 10.0
+HEAD_S = 10
 """Seconds for a head to arrive, from the opening of the connection or the first byte of a further request."""
 BODY_S = ARRIVAL_S + 5
 """Seconds for a body to arrive, if it is not the application that ends the request before."""
@@ -47,20 +49,38 @@ def max_connections() -> int:
 class Connection(HttpToolsProtocol):
     """A connection whose client may send and read only within limits of size and time."""
 
+    tls: SSLContext | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to count. If too many connections are open, those that have been idle for the longest are closed."""
+        """Start to count, and then TLS, after which this is called again."""
+        is_new = self not in self.connections
         super().connection_made(transport)
         self.url, self._status, self._part = b"", 400, ""
         self._running: RequestResponseCycle | None = None
         self._num_unparsed = self._num_unsent = 0
         self.idle_since = self._moved = time.monotonic()
         self._deadline = self.idle_since + HEAD_S
-        if len(self.connections) > (most := max_connections()):
-            found = cast("set[Connection]", self.connections)
-            idle = [each for each in found if each is not self and each.is_idle]
-            for each in heapq.nsmallest(1 + most // 8, idle, key=lambda each: each.idle_since):
-                each.transport.abort()
-                found.discard(each)
+        if is_new and len(self.connections) > (most := max_connections()):
+            self._make_room(1 + most // 8)
+        if is_new and self.tls is not None and not transport.is_closing():
+            ended = self.loop.create_future()
+            ended.add_done_callback(self._on_handshake)
+            protocol = SSLProtocol(self.loop, self, self.tls, ended, server_side=True, ssl_handshake_timeout=HEAD_S)
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+
+    def _on_handshake(self, ended: asyncio.Future[None]) -> None:
+        if ended.exception() is not None or self.scheme == "http":
+            self.connections.discard(self)
+
+    def _make_room(self, number: int) -> None:
+        """Close connections that have been idle for the longest, or one that waits for its client, or this one."""
+        found = cast("set[Connection]", self.connections - {self})
+        closed = heapq.nsmallest(number, [each for each in found if each.is_idle], key=lambda each: each.idle_since)
+        late = [each for each in found if each.flow.write_paused or not each._is_answering]
+        for each in closed or heapq.nsmallest(1, late, key=lambda each: (each._may_generate, each._moved)) or [self]:
+            each.transport.abort()
+            self.connections.discard(each)
 
     @property
     def is_idle(self) -> bool:
@@ -71,6 +91,10 @@ class Connection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         """Whether a request that arrived in full is being answered. What the client sends is then a later request."""
         return self._running is not None and not (self._running.more_body or self._running.response_complete)
+
+    @property
+    def _may_generate(self) -> bool:
+        return self._is_answering and self._running is not None and self._running.scope["method"] == "POST"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the running request, which is not `cycle` if others wait, and drop those that wait."""
@@ -87,7 +111,7 @@ class Connection(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """Close the connection if its client is late. Call it once a second."""
         unsent = self.transport.get_write_buffer_size()
-        if not 0 < self._num_unsent <= unsent:
+        if not 0 < self._num_unsent == unsent:  # it grows until the application has to wait
             self._moved = now
         self._num_unsent = unsent
         if now > self._moved + STALL_S:

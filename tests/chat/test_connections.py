@@ -2,13 +2,16 @@
 
 import json
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 from following import following_pair
 from service import running
 
@@ -196,6 +199,46 @@ def test_open_connections_are_limited_and_those_that_are_idle_give_way(
         assert read(wires[0]) == b""
         wires[-1].sendall(GET + b"Connection: close\r\n\r\n")
         assert read(wires[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_whose_client_reads_or_sends_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    with running(following_pair(delay_s=2), Settings()) as (server, port), ExitStack() as stack:
+        busy = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        busy.sendall(post(ASK, b"Connection: close\r\n"))
+        wait_until(lambda: server._service.admission.num_running == 1)  # pyright: ignore[reportPrivateUsage]
+        unread = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16
+        for sent in (unread, POST + b"Content-Length: 9\r\n\r\n1"):
+            for _ in range(30):
+                wire = stack.enter_context(socket.socket())
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                wire.connect(("127.0.0.1", port))
+                wire.sendall(sent)
+            time.sleep(0.2)
+            assert len(server.server_state.connections) == 16
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+        assert read(busy).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_are_limited_before_the_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    both = tmp_path / "both.pem"
+    with running(following_pair(), Settings(), cert=both, key=both) as (server, port), ExitStack() as stack:
+        wires = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(60)]
+        wait_until(lambda: 0 < len(server.server_state.connections) <= 16)
+        assert read(wires[0]) == b""
+        with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{port}") as client:
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+        wires[-1].sendall(GET + b"\r\n")
+        wires[-2].close()
+        for wire in wires:
+            wire.close()
+        wait_until(lambda: not server.server_state.connections)
 
 
 @pytest.mark.usefixtures("quick")

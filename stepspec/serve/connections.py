@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to count, and then TLS, after which this is called again."""
-        is_new = self not in self.connections
+        is_new = cast("object", self.transport) is None
         super().connection_made(transport)
         self.url, self._status, self._part = b"", 400, ""
         self._running: RequestResponseCycle | None = None

@@ -5,10 +5,15 @@ import heapq
 import json
 import math
 import time
+from asyncio.sslproto import SSLProtocol
 from contextlib import suppress
+from ssl import SSLContext
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from stepspec.serve.bodies import ARRIVAL_S
 from stepspec.serve.errors import RefusedError, error_body
@@ -22,7 +27,7 @@ MAX_PIPELINED = 16
 """Requests of a connection that wait for the response before."""
 MAX_CONNECTIONS = 4096
 
-HEAD_S = 10.0
+HEAD_S = 10
 """Seconds for a head to arrive, from the opening of the connection or the first byte of a further request."""
 BODY_S = ARRIVAL_S + 5
 """Seconds for a body to arrive, if it is not the application that ends the request before."""
@@ -44,34 +49,74 @@ def max_connections() -> int:
 class Connection(HttpToolsProtocol):
     """A connection whose client may send and read only within limits of size and time."""
 
+    tls: SSLContext | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to count. If too many connections are open, those that have been idle for the longest are closed."""
+        """Start to count, and then TLS, after which this is called again."""
+        is_new = cast("object", self.transport) is None
         super().connection_made(transport)
         self.url, self._status, self._part = b"", 400, ""
+        self._running: RequestResponseCycle | None = None
         self._num_unparsed = self._num_unsent = 0
         self.idle_since = self._moved = time.monotonic()
         self._deadline = self.idle_since + HEAD_S
-        if len(self.connections) > (most := max_connections()):
-            found = cast("set[Connection]", self.connections)
-            idle = [each for each in found if each is not self and each.is_idle]
-            for each in heapq.nsmallest(1 + most // 8, idle, key=lambda each: each.idle_since):
-                each.transport.abort()
-                found.discard(each)
+        if is_new and len(self.connections) > (most := max_connections()):
+            self._make_room(1 + most // 8)
+        if is_new and self.tls is not None and not transport.is_closing():
+            ended = self.loop.create_future()
+            ended.add_done_callback(self._on_handshake)
+            protocol = SSLProtocol(self.loop, self, self.tls, ended, server_side=True, ssl_handshake_timeout=HEAD_S)
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+
+    def _on_handshake(self, ended: asyncio.Future[None]) -> None:
+        if ended.exception() is not None or self.scheme == "http":
+            self.connections.discard(self)
+
+    def _make_room(self, number: int) -> None:
+        """Close connections that have been idle for the longest, or one that waits for its client, or this one."""
+        found = cast("set[Connection]", self.connections - {self})
+        closed = heapq.nsmallest(number, [each for each in found if each.is_idle], key=lambda each: each.idle_since)
+        late = [each for each in found if each.flow.write_paused or not each._is_answering]
+        for each in closed or heapq.nsmallest(1, late, key=lambda each: (each._may_generate, each._moved)) or [self]:
+            each.transport.abort()
+            self.connections.discard(each)
 
     @property
     def is_idle(self) -> bool:
         """Whether no request of the connection is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request that arrived in full is being answered. What the client sends is then a later request."""
+        return self._running is not None and not (self._running.more_body or self._running.response_complete)
+
+    @property
+    def _may_generate(self) -> bool:
+        return self._is_answering and self._running is not None and self._running.scope["method"] == "POST"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the running request, which is not `cycle` if others wait, and drop those that wait."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def check(self, now: float) -> None:
         """Close the connection if its client is late. Call it once a second."""
         unsent = self.transport.get_write_buffer_size()
-        if not 0 < self._num_unsent <= unsent:
+        if not 0 < self._num_unsent == unsent:  # it grows until the application has to wait
             self._moved = now
         self._num_unsent = unsent
         if now > self._moved + STALL_S:
             self.transport.abort()
-        elif self.flow.read_paused:  # it is not the client that is late
+        elif self.flow.read_paused or self._is_answering:  # it is not the client that is late
             self._deadline = max(self._deadline, now + HEAD_S)
         elif now > self._deadline:
             self.transport.close()
@@ -81,13 +126,27 @@ class Connection(HttpToolsProtocol):
         for start in range(0, len(data), PART_BYTES):
             part = data[start : start + PART_BYTES]
             self._num_unparsed += len(part)
-            super().data_received(part)
+            self._feed(part)
             if self.transport.is_closing():
                 return
             if self._num_unparsed > MAX_HEAD_BYTES:
                 self._status = 414 if len(self.url) > MAX_HEAD_BYTES // 2 else 431
                 self.send_400_response("")
                 return
+
+    def _feed(self, part: bytes) -> None:
+        """Parse bytes. A request with an Upgrade header is parsed again without it, or the parser drops its body."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(part)
+        except HttpParserError:
+            self.send_400_response("The request is not valid HTTP.")
+        except HttpParserUpgrade as upgrade:
+            line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            head = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
+            self.parser = HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(line + head + b"\r\n" + part[upgrade.args[0] :])
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the client sends, and close the connection."""
@@ -96,6 +155,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         what = {
+            405: "This is not a proxy. Send no CONNECT.",
             414: f"The URL must have at most {MAX_HEAD_BYTES // 2} bytes.",
             431: f"Head and trailer must have at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers.",
         }.get(self._status, msg)
@@ -124,7 +184,14 @@ class Connection(HttpToolsProtocol):
             self._refuse(414)
         if size > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(431)
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(405)
+            return
         super().on_headers_complete()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        if 0 < len(waiting) < MAX_PIPELINED and sum(len(each.body) for each in waiting) < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()  # uvicorn pauses it, and then nobody notices that the client leaves
         self._part, self._num_unparsed = "body", 0
         self._deadline = time.monotonic() + BODY_S
 
@@ -144,6 +211,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for the response, or if it is complete, for the next request."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._part, self._num_unparsed = "", 0
         self._deadline = time.monotonic() + IDLE_S if self.cycle.response_complete else math.inf
@@ -155,9 +224,5 @@ class Connection(HttpToolsProtocol):
         if is_last:
             self.cycle.body.clear()
             self.idle_since = time.monotonic()
-            if not self._part:
-                self._deadline = self.idle_since + IDLE_S
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Close the connection after the response, because what follows an upgrade is not parsed."""
-        self.cycle.keep_alive = False
+            if self._part != "body":
+                self._deadline = self.idle_since + (HEAD_S if self._part else IDLE_S)

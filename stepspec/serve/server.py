@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -19,7 +18,6 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from stepspec.serve import connections
 from stepspec.serve.connections import Connection
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -50,8 +48,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve, and log the addresses."""
         self._loop = asyncio.get_running_loop()
-        if self.config.is_ssl:  # uvicorn cannot set it, and without it a client has 60 s before it counts as connected
-            self._loop.create_server = partial(self._loop.create_server, ssl_handshake_timeout=connections.HEAD_S)
+        if self.config.ssl is not None:  # uvicorn would count a connection only after the handshake
+            self.config.http_protocol_class = type("TLSConnection", (Connection,), {"tls": self.config.ssl})
+            self.config.ssl = None
         await super().startup(sockets)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             keys = self._service.settings.keys

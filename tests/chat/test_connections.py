@@ -2,13 +2,16 @@
 
 import json
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 from following import following_pair
 from service import running
 
@@ -25,6 +28,11 @@ def said(content: str) -> Any:
 
 ASK = said("How many?")
 LONG = b"a" * 75_000
+
+
+def post(request: Any, head: bytes = b"") -> bytes:
+    body = json.dumps(request).encode()
+    return POST + head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +89,10 @@ def read(wire: socket.socket) -> bytes:
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + LONG], 431),
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: 1\r\n" * 101], 431),
         ([b"no HTTP at all\r\n\r\n"], 400),
+        ([b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"], 405),
     ],
     ids=["header", "in parts", "complete", "name", "count", "URL", "URL in parts", "complete URL", "line ends",
-         "chunk extension", "trailer", "trailers", "no HTTP"],
+         "chunk extension", "trailer", "trailers", "no HTTP", "CONNECT"],
 )  # fmt: skip
 def test_a_head_over_the_limit_is_refused_while_it_arrives(port: int, parts: list[bytes], status: int) -> None:
     # A client that still sends when the service closes may lose the response, so send no more than needed.
@@ -91,6 +100,21 @@ def test_a_head_over_the_limit_is_refused_while_it_arrives(port: int, parts: lis
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_a_request_for_an_upgrade_is_answered_as_any_other(port: int, size: int) -> None:
+    body = json.dumps(said("so " * 3_000)).encode()
+    chunked = POST + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    sent = post(ASK, UPGRADE) + GET + UPGRADE + b"\r\n" + chunked + GET + b"Connection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(sent), size):
+            wire.sendall(sent[start : start + size])
+        assert read(wire).count(b"HTTP/1.1 200 ") == 4
 
 
 def test_requests_just_under_the_limits_are_answered(port: int) -> None:
@@ -101,8 +125,7 @@ def test_requests_just_under_the_limits_are_answered(port: int) -> None:
         GET + b"Connection: close\r\nX: " + b"a" * 63_800 + b"\r\n\r\n",
         GET + b"Connection: close\r\n" + many,
         POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
-        GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
-        GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+        GET + b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
     ):
         assert answered(port, sent).startswith(b"HTTP/1.1 200 ")
     pipelined = (GET + b"\r\n") * 9 + GET + b"Connection: close\r\n\r\n"
@@ -145,9 +168,25 @@ def test_a_connection_that_sends_no_complete_request_is_closed_however_it_trickl
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_request_that_takes_long_is_not_cut_off(port: int) -> None:
-    with running(following_pair(delay_s=1.5), Settings()) as (_, slow):
-        assert httpx.post(f"http://127.0.0.1:{slow}/v1/chat/completions", json=ASK, timeout=30).status_code == 200
+def test_a_request_that_takes_long_is_not_cut_off_also_if_half_a_later_one_has_come() -> None:
+    with running(following_pair(delay_s=1.8), Settings()) as (_, slow), ExitStack() as stack:
+        wires = [stack.enter_context(socket.create_connection(("127.0.0.1", slow), timeout=10)) for _ in range(3)]
+        for wire, later in zip(wires, (b"", b"GET /hea", POST + b"Content-Length: 9\r\n\r\n1"), strict=True):
+            wire.sendall(post(ASK) + later)
+        for wire in wires:
+            assert read(wire).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_leaves_ends_its_request_also_if_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+    with running(following_pair(delay_s=2), Settings()) as (server, port):
+        admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
+        with socket.create_connection(("127.0.0.1", port)) as wire:
+            wire.sendall(post(ASK) + (GET + b"\r\n") * 3)
+            wait_until(lambda: admission.num_running == 1)
+        left = time.monotonic()
+        wait_until(lambda: admission.num_running == 0)
+        assert time.monotonic() < left + 1
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_open_connections_are_limited_and_those_that_are_idle_give_way(
@@ -160,6 +199,46 @@ def test_open_connections_are_limited_and_those_that_are_idle_give_way(
         assert read(wires[0]) == b""
         wires[-1].sendall(GET + b"Connection: close\r\n\r\n")
         assert read(wires[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_whose_client_reads_or_sends_nothing_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    with running(following_pair(delay_s=2), Settings()) as (server, port), ExitStack() as stack:
+        busy = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        busy.sendall(post(ASK, b"Connection: close\r\n"))
+        wait_until(lambda: server._service.admission.num_running == 1)  # pyright: ignore[reportPrivateUsage]
+        unread = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16
+        for sent in (unread, POST + b"Content-Length: 9\r\n\r\n1"):
+            for _ in range(30):
+                wire = stack.enter_context(socket.socket())
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                wire.connect(("127.0.0.1", port))
+                wire.sendall(sent)
+            time.sleep(0.2)
+            assert len(server.server_state.connections) == 16
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+        assert read(busy).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_are_limited_before_the_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    both = tmp_path / "both.pem"
+    with running(following_pair(), Settings(), cert=both, key=both) as (server, port), ExitStack() as stack:
+        wires = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(60)]
+        wait_until(lambda: 0 < len(server.server_state.connections) <= 16)
+        assert read(wires[0]) == b""
+        with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{port}") as client:
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+        wires[-1].sendall(GET + b"\r\n")
+        wires[-2].close()
+        for wire in wires:
+            wire.close()
+        wait_until(lambda: not server.server_state.connections)
 
 
 @pytest.mark.usefixtures("quick")

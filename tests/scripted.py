@@ -105,6 +105,9 @@ class WordTokenizer:
         found = (match.span() for match in re.finditer(self._special, text))
         return [(start, end) for start, end in found if len(self.encode(text[start:end])) == 1]
 
+    def special_edges(self, text: str) -> tuple[bool, bool]:
+        return re.match(r"[\w|]*>", text) is not None, re.search(r"<[\w/|]*$", text) is not None
+
     max_token_bytes: int | None = None
     start_ids: Sequence[int] = ()
 

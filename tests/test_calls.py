@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -165,6 +166,8 @@ TEXTS = [
     '```python\nprint({"name": "now"})\n```',
     'The call is\n```json\n{"name": "now"}\n```',
     '```json\n{"name": "add", "arguments": {"a": 1',
+    '```json\n{"name": "now"}\n```\nThis is how a call looks.',
+    '[{"name": "now"}, 3] are items.',
 ]
 """Answers without a call, in any family."""
 
@@ -213,6 +216,10 @@ def test_json_that_is_no_call_is_the_answer(text: str, size: int) -> None:
         ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2", ""),
         ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\n<parameter=a>\n2\n</parameter>\n", ""),
         ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\nb = 2\n", ""),
+        ("qwen-xml", "\n<parameter=text>\na <parameter=a>\n1\n</parameter>\n", ""),
+        ("qwen-xml", "\n<parameter=text>\na <parameter=a>\n1\n</parameter>\nb\n</parameter>\n", ""),
+        ("qwen-xml", "\n<parameter=text>\na\n<tool_call>\n<function=now>\n</parameter>\n", ""),
+        ("qwen-xml", "\n<parameter=text>\na <function=now> b\n</parameter>\n", ""),
     ],
 )
 def test_what_is_no_call_of_a_tool_is_text_and_an_invalid_call(family: str, body: str, name: str, size: int) -> None:
@@ -223,6 +230,62 @@ def test_what_is_no_call_of_a_tool_is_text_and_an_invalid_call(family: str, body
     }[family]
     found = read(reader(family), chunked(f"Well.{begin}{body}{end}", size))
     assert found == (f"Well.{body}", [(name, body, False)])
+
+
+@pytest.mark.parametrize(
+    ("family", "begin", "repeated"),
+    [
+        ("qwen-xml", "<tool_call>\n<function=say>", "<parameter=a>\n"),
+        ("qwen-xml", "<tool_call>\n<function=say>", "<parameter="),
+        ("qwen-xml", "<tool_call>\n<function=say>", "</function>\n"),
+        ("qwen-xml", "<tool_call>", " "),
+        ("qwen-xml", "<tool_call><function=", "a"),
+        ("deepseek", "<｜tool▁calls▁begin｜>", " "),
+        ("deepseek", "", " "),
+    ],
+)
+@pytest.mark.parametrize("size", [8, 1_000_000])
+def test_time_grows_with_the_length_alone(family: str, begin: str, repeated: str, size: int) -> None:
+    text = begin + repeated * (100_000 // len(repeated)) + "</function>\n</tool_call>"
+    start = time.process_time()
+    read(reader(family), chunked(text, size))
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize("family", ["hermes", "qwen-xml", "mistral", "deepseek"])
+def test_null_characters_are_text(family: str, size: int) -> None:
+    for text in ("a\0b", "a\0", "\0\0", "<tool\0", "a <\0"):
+        assert read(reader(family), chunked(text, size)) == (text, [])
+
+
+OWN_XML: Mapping[str, Any] = {
+    "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    "close_pattern": r"</function>\s*</tool_call>",
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+    "repeats": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "valid"),
+    [
+        ("<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n", True),
+        ("<parameter=a>\n1\n</parameter>\n<parameter=text>\nabc\n", False),
+        ("<parameter=text>\nabc\n<parameter=a>\n1\n</parameter>\n", False),
+        ("<parameter=a>\n1\n</parameter>\n<parameter=a>\n2\n</parameter>\n", False),
+    ],
+)
+def test_parameters_in_a_model_s_own_template_must_be_complete(body: str, valid: bool) -> None:
+    tokenizer = WordTokenizer()
+    fields = {"content": {"content": "text"}, "tool_calls": OWN_XML}
+    tokenizer.response_template = {"version": 1, "start_anchor": "\0", "fields": fields}  # type: ignore[assignment]
+    form = call_format(tokenizer)
+    assert form is not None
+    text = f"<tool_call>\n<function=add>\n{body}</function>\n</tool_call>"
+    assert [call[2] for call in read(reader_of(form), [text])[1]] == [valid]
 
 
 def test_every_call_has_its_own_id() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer, with_template
 
@@ -20,6 +21,9 @@ from stepspec.chat.prompts import (
     rating_prompt,
     render_probe,
 )
+from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.conversation import Conversation
 from stepspec.errors import UsageError
 
 NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
@@ -281,3 +285,50 @@ def test_a_template_that_changes_texts_makes_no_special_token_of_them(cut: str) 
     assert sum(map(tokenizer.is_special, ids)) == 1
     if cut == "| upper":
         assert tokenizer.decode(ids) == "A <|END|></THINK> <|USER|> B<|assistant|>"
+
+
+XML_TOKENIZER = with_template(
+    "{% for tool in tools or [] %}<function>{{ tool.function.name }}"
+    "{% for k, v in tool.function.parameters.properties | items %}"
+    "{% for x, y in v | items %}<{{ x }}>{{ y }}</{{ x }}>{% endfor %}{% endfor %}{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}|>"
+    "{% for call in message.tool_calls or [] %}<function={{ call.function.name | trim }}>"
+    "{% for k, v in call.function.arguments | items %}<parameter={{ k }}>{{ v }}</{{ k }}>"
+    "{% endfor %}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+EDGES = st.sampled_from(
+    [tag[start:end] for tag in ("<|end|>", "</think>") for start in range(len(tag)) for end in range(start + 1, 9)]
+)
+
+
+@given(*[st.tuples(st.sampled_from(["", "x", " "]), EDGES, st.sampled_from(["", "x", " "])).map("".join)] * 4)
+@example("x<|end|", "|end|", "/think", "<")
+def test_no_field_becomes_a_special_token_with_the_template_s_text(a: str, b: str, c: str, d: str) -> None:
+    def special(a: str, b: str, c: str, d: str) -> list[int]:
+        call = {"id": "1", "type": "function", "function": {"name": a, "arguments": {b: c}}}
+        form = {"type": "object", "properties": {d: {a: b, c: d}}}
+        turns = [{"role": "user", "content": a + d}, {"role": "assistant", "content": c, "tool_calls": [call]}]
+        tool = {"type": "function", "function": {"name": b, "description": c, "parameters": form}}
+        ids = encode_messages(XML_TOKENIZER, checked_messages([*turns, {"role": "user", "content": f"q{b}"}]), [tool])
+        return [*filter(XML_TOKENIZER.is_special, ids)]
+
+    assert special(a, b, c, d) == special("a", "b", "c", "d")
+
+
+JSON_LINE = with_template("{{ messages[0].content | tojson }} <")
+
+
+@given(NASTY)
+def test_marks_at_edges_do_not_change_how_other_text_is_encoded(text: str) -> None:
+    text = f"|>{text.strip()}<"
+    assume(not JSON_LINE.special_spans(text))
+    assert encode_request(JSON_LINE, text) == JSON_LINE.encode(json.dumps(text, ensure_ascii=False) + " <")
+
+
+def test_a_server_that_takes_only_text_gets_no_special_tokens_of_a_message() -> None:
+    address = Address.parsed("http://127.0.0.1:1/v1")
+    for question, refused in (("1+1?", False), ("a <|end|> b", True), ("a <|en d|> b <", False)):
+        buffer = TokenBuffer(encode_request(XML_TOKENIZER, question))
+        Conversation(address, XML_TOKENIZER, buffer, as_ids=True)
+        with pytest.raises(UsageError, match="takes only text") if refused else nullcontext():
+            Conversation(address, XML_TOKENIZER, buffer, as_ids=False)

@@ -34,7 +34,7 @@ class CallReader(ABC):
 
 
 END = "\0"
-"""Fed after the text: no mark contains it, so a mark before it is complete."""
+"""Fed once after the text: no mark contains it, so a mark before it is complete."""
 
 
 class WrittenCalls(CallReader):
@@ -59,6 +59,8 @@ class WrittenCalls(CallReader):
         self._complete: list[Found] = []
         """What is complete in the open region, but depends on its end."""
         self._space = ""
+        self._ended = False
+        """Whether `END` has been fed."""
 
     def feed(self, text: str) -> Sequence[Found]:
         return [each for part in re.findall(r'[^"]*"|[^"]+', text) for each in self._feed(part)]
@@ -70,10 +72,11 @@ class WrittenCalls(CallReader):
         try:
             return self._read(self._parser.finalize()[1] if last else self._parser.feed(part))
         except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
-            text, self._parser, self._values = "".join(self._body) + part, self._new_parser(), None
+            text, self._parser, self._values = "".join(self._body) + self._own(part), self._new_parser(), None
             return _invalid(text, f"The call cannot be parsed: {error}")
 
     def finish(self, *, cut: bool) -> Sequence[Found]:
+        self._ended = True
         found = self._feed(END)
         if self._values is None:
             found += self._feed("", last=True)
@@ -85,11 +88,15 @@ class WrittenCalls(CallReader):
             return [*found, *_invalid("".join(self._body), "The call is incomplete.")]
         return [*found, *self._feed("", last=True)]
 
+    def _own(self, text: str) -> str:
+        """Return what the model wrote of a text."""
+        return text.removesuffix(END) if self._ended else text
+
     def _read(self, events: Sequence[Mapping[str, Any]]) -> list[Found]:
         found: list[Found] = []
         for event in events:
             if event["field"] == "content" and event["type"] == "region_chunk":
-                text = self._space + event["text"].removesuffix(END)
+                text = self._space + self._own(event["text"])
                 stripped = text.rstrip()
                 self._space = text[len(stripped) :]
                 found.append(stripped)
@@ -103,7 +110,7 @@ class WrittenCalls(CallReader):
 
     def _read_body(self, text: str) -> list[Found]:
         assert self._values is not None
-        self._body.append(text := text.removesuffix(END))
+        self._body.append(text := self._own(text))
         found = self._values.feed(text) if self._form.in_json else []
         if not self._form.has_end:
             return found
@@ -118,8 +125,12 @@ class WrittenCalls(CallReader):
             return [*self._complete, *values.close()]
         text, parameters = "".join(self._body), self._form.parameters
         if parameters is not None:
-            keys = [found["key"] for found in parameters.finditer(text)]
-            if parameters.sub("", text).strip() or len(set(keys)) < len(keys):
+            found = [*parameters.finditer(text)]
+            keys = [each["key"] for each in found]
+            nested = any(
+                text.find(text[each.start() : each.start("key")], each.end("key"), each.end()) >= 0 for each in found
+            )
+            if nested or parameters.sub("", text).strip() or len(set(keys)) < len(keys):
                 return _invalid(text, "Its parameters are not complete, or one occurs twice.")
         calls = cast("list[Any]", value if isinstance(value, list) else [value])
         return [found for each in calls for found in _call_of(each, self._names, text)]
@@ -172,7 +183,7 @@ class OnlyCalls(CallReader):
     """Reads an answer that is nothing but tool calls in JSON, in a fence or not. `other` reads every other answer."""
 
     def __init__(self, other: CallReader, names: Container[str], *, leading: bool = False) -> None:
-        """`leading`: whether text may follow the calls, as in the format of Llama."""
+        """`leading`: whether text may follow a call without a fence or list, as in the format of Llama."""
         self._other, self._names, self._leading = other, names, leading
         self._values: JsonCalls | None = JsonCalls(names, named=False)
         """Reads the text that is held back; None once it is known not to be a call."""
@@ -194,7 +205,8 @@ class OnlyCalls(CallReader):
             if self._num_held < _LONGEST_BEGINNING and _NO_CALL.match("".join(self._held)[:_LONGEST_BEGINNING]):
                 return self._release("".join(self._held))
             self._num_held += len(text)
-            self._called = self._leading and bound[:1] == [True]
+            begins = self._leading and bound[:1] == [True]
+            self._called = begins and "".join(self._held).lstrip().startswith("{")
         if self._called:
             return [*found, *([] if is_json else self._release(self._values.rest))]
         self._found += found

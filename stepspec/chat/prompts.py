@@ -6,8 +6,6 @@ wordings are never mixed.
 
 import hashlib
 import json
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, variants_with_calls
+from stepspec.engines.marked import Marks
 from stepspec.engines.protocol import HIGHEST_ID, Tokenizer, check_range
 from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
@@ -317,32 +316,10 @@ def encode_prompt(
         messages = [_without_thinking(message) for message in messages]
     if room is not None:
         _check_length(tokenizer, messages, tools, room, arguments)
-    key = str(secrets.randbits(64))  # which no filter of a template changes
-
-    def safe(text: str) -> str:
-        """Return the text with marks before, in and after what reads as a special token.
-
-        The template does not see the token, and serializes the text like any other.
-        """
-        parts, last = list[str](), 0
-        for start, end in tokenizer.special_spans(text):
-            parts += text[last:start], f"{key}0", text[start], f"{key}1", text[start + 1 : end], f"{key}2"
-            last = end
-        return "".join([*parts, text[last:]])
-
-    def safe_turn(message: Message) -> Message:
-        return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
-
-    turns = [safe_turn(message) for message in messages]
-    rendered, thinks = _render_request(
-        tokenizer, turns, [_mapped(tool, safe) for tool in tools], _mapped(arguments, safe)
-    )
-    ids: list[int] = []
-    for index, part in enumerate(re.split(f"{key}0(.*?){key}2", rendered, flags=re.DOTALL)):
-        if index % 2:
-            ids += tokenizer.encode_text(part.replace(f"{key}1", ""))
-        else:  # a template that cuts texts may leave a mark, which still parts what reads as a token
-            ids += [id for text in re.split(f"{key}[012]", part) for id in tokenizer.encode(text)]
+    marks = Marks(tokenizer)
+    turns = [{name: each if name == "role" else marks.put(each) for name, each in turn.items()} for turn in messages]
+    rendered, thinks = _render_request(tokenizer, turns, [*map(marks.put, tools)], marks.put(arguments))
+    ids = marks.encode(rendered)
     if room is not None:
         room.check(len(ids))
     return Prompt(ids, thinks)
@@ -378,17 +355,6 @@ def _num_characters(value: Any) -> int:
         parts = cast("Mapping[str, Any]", value)
         return sum(map(len, parts)) + sum(map(_num_characters, parts.values()))
     return sum(map(_num_characters, cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else 0
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with `change` applied to every string, including keys."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(name): _mapped(each, change) for name, each in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_mapped(each, change) for each in cast("list[Any]", value)]
-    return value
 
 
 def _render_request(

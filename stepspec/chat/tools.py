@@ -332,16 +332,20 @@ class CallFormat:
         opener: matches the beginning of a call.
         template: the response template for transformers' parser, version 1.
         in_json: whether calls are plain JSON. The template then passes them on as text.
-        parameters: matches a parameter of a call that is not JSON, if the entire call is made of them.
-        leading: whether JSON that begins the answer is a call even if text follows.
+        leading: whether a JSON object that begins the answer is a call even if text follows.
     """
 
     mark: str
     opener: re.Pattern[str]
     template: Mapping[str, Any]
     in_json: bool = True
-    parameters: re.Pattern[str] | None = None
     leading: bool = False
+
+    @property
+    def parameters(self) -> re.Pattern[str] | None:
+        """Matches a parameter of a call that is not JSON, if the entire call is made of them."""
+        tag = self.template["fields"]["tool_calls"].get("content_args", {}).get("tag_pattern")
+        return re.compile(tag, re.DOTALL) if tag else None
 
     @property
     def has_end(self) -> bool:
@@ -365,10 +369,8 @@ def _format(
     """Return a format whose calls have an opening mark and optionally a closing one. `end` follows the last call."""
     fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
     template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
-    tag = field.get("content_args", {}).get("tag_pattern")
-    parameters = re.compile(tag, re.DOTALL) if tag else None
     begin = re.compile(f"{opener or re.escape(mark)}|{BARE}")
-    return CallFormat(mark, begin, template, "content" not in field, parameters, leading)
+    return CallFormat(mark, begin, template, "content" not in field, leading)
 
 
 def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
@@ -388,20 +390,23 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
 
 
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
-FORMATS: Mapping[str, CallFormat] = {
+FORMATS: Mapping[str, CallFormat] = {  # their repeats are bounded, because the parser searches again for each chunk
     "qwen-xml": _format(  # Qwen's coding models, and all Qwen models from 3.5 on
         "<function=",
-        open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-        close_pattern=r"</function>\s*</tool_call>",
+        open_pattern=r"<tool_call>\s{0,64}<function=(?P<name>[^>\n]{1,256})>",
+        close_pattern=r"</function>\s{0,64}</tool_call>",
         content="xml-inline",
-        content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        content_args={  # a value ends before the next mark, so that the search takes linear time
+            "tag_pattern": r"<parameter=(?P<key>[^<>\n]+)>\n?"
+            r"(?P<value>(?:(?!</?parameter[=>]|<function=|<tool_call>).)*?)\n?</parameter>"
+        },
         transform={"function": {"name": "{name}", "arguments": "{content}"}},
     ),
     "hermes": HERMES,  # and Qwen from 2.5 on
     "mistral": _format("[TOOL_CALLS]", open="[TOOL_CALLS]"),
     "deepseek": _format(
         "<｜tool▁call▁begin｜>",
-        open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>",
+        open_pattern=r"(?:<｜tool▁calls▁begin｜>\s{0,64})?<｜tool▁call▁begin｜>",
         close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
     ),

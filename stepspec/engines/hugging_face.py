@@ -99,6 +99,13 @@ class HuggingFaceTokenizer:
             return [(at, at + 1) for at in range(len(text))]  # where they are is not known
         return list(self._special.spans(text))
 
+    def special_edges(self, text: str) -> tuple[bool, bool]:
+        begins, ends = self._special.edges(text)
+        if self._normalized:
+            more = self._special.edges(self._normal(text))
+            return begins or more[0], ends or more[1]
+        return begins, ends
+
     def _normal(self, text: str) -> str:
         """Return the normalized text. Normalization can create special tokens that the text did not have."""
         normalizer = self.own.backend_tokenizer.normalizer if _is_fast(self.own) else None
@@ -205,6 +212,9 @@ class _Finder:
         self._lengths = sorted({len(each) for each in self._strings}, reverse=True)
         firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
         self._first = re.compile(f"[{firsts}]") if firsts else None
+        self._begun = frozenset(each[:n] for each in self._strings for n in range(1, len(each)))
+        self._ended = frozenset(each[n:] for each in self._strings for n in range(1, len(each)))
+        self._all = "\n".join(sorted(self._strings))
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield start and end of the strings in the text, from left to right, the longest at each place."""
@@ -216,6 +226,19 @@ class _Finder:
             ):
                 end = start + found
                 yield start, end
+
+    def edges(self, text: str) -> tuple[bool, bool]:
+        """Return whether the text begins with the end of one of the strings, and ends with the beginning of one.
+
+        Both for a text within one, unless that cuts a word.
+        """
+        most = min(len(text), self._lengths[0] - 1 if self._lengths else 0)
+        if len(text) <= most and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", self._all):
+            return True, True
+        return (
+            any(text[:n] in self._ended for n in range(1, most + 1)),
+            any(text[-n:] in self._begun for n in range(1, most + 1)),
+        )
 
 
 NFC_SHRINKS = 3

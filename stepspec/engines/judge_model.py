@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from stepspec.engines.marked import Marks
 from stepspec.engines.protocol import Tokenizer
 from stepspec.errors import ModelError, UsageError
 
@@ -79,8 +80,9 @@ class RewardIds:
         return tuple(self._tokenizer.encode_text(step))
 
     def _encode_opening(self, prompt: str) -> tuple[int, ...]:
-        opening = self._tokenizer.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-        return tuple(self._tokenizer.encode(opening))
+        marks = Marks(self._tokenizer)
+        turn = {"role": "user", "content": marks.put(prompt)}
+        return tuple(marks.encode(self._tokenizer.render([turn], add_generation_prompt=True)))
 
 
 def check_reward_tokenizer(tokenizer: Tokenizer, name: str) -> None:

@@ -409,6 +409,10 @@ class Tokenizer(Protocol):
         """Return where a text writes special tokens: start and end of each, in order."""
         ...
 
+    def special_edges(self, text: str) -> tuple[bool, bool]:
+        """Return whether a special token could begin before the text and end in it, and begin in it and end after."""
+        ...
+
     @property
     def num_ids(self) -> int | None:
         """An exclusive upper bound of the token ids; None if unknown."""

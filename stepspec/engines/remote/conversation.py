@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from stepspec.engines.protocol import TokenBuffer, Tokenizer
 from stepspec.engines.remote.address import Address
 from stepspec.engines.text import TextReader
+from stepspec.errors import UsageError
 
 
 class Conversation:
@@ -30,7 +31,12 @@ class Conversation:
             buffer: the prompt of the request.
             as_ids: whether to send token ids; otherwise text.
             cache_salt: calls share cached prefixes on the server only if they have the same salt; None sends none.
+
+        Raises:
+            UsageError: as text, the prompt would have special tokens that its ids do not have.
         """
+        if not as_ids:
+            _check_special(tokenizer, buffer.since(0))
         self._routing = address.routing
         self.headers: dict[str, str] = {**self._routing.headers, self._routing.header: _header_safe(buffer.session)}
         self._reader = TextReader(tokenizer, buffer)
@@ -76,6 +82,17 @@ class Conversation:
         if self._salt is not None:  # SGLang's own route has another name for it
             fields = {**fields, "extra_key" if name == "input_ids" else "cache_salt": self._salt}
         return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps(fields)[1:].encode()))
+
+
+def _check_special(tokenizer: Tokenizer, ids: Sequence[int]) -> None:
+    text, special = tokenizer.decode(ids), [*filter(tokenizer.is_special, ids)]
+    if len(tokenizer.special_spans(text)) == len(special):
+        return
+    if [*filter(tokenizer.is_special, tokenizer.encode(text))] != special:
+        raise UsageError(
+            "The prompt contains the text of a special token, and the server takes only text, in which it would be "
+            "the token. Remove it from the prompt, or use a server that takes token ids."
+        )
 
 
 def _header_safe(session: str | None) -> str:

@@ -527,13 +527,16 @@ def test_the_advice_says_that_prompts_are_few_and_without_answers(unanswered: Pa
     assert all(each.speedup_ci is None for each in found.loads[0].candidates if each.name != "target")
 
 
+QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
+
+
 def test_the_advised_policy_is_the_one_that_was_run_and_runs(
     unanswered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = found_in(unanswered)
     text = (unanswered / "advised.toml").read_text(encoding="utf-8")
     assert tomllib.loads(text) == tomllib.loads(found.advice.policy_text)
-    answer_question("What is 1 + 1?", policy=str(unanswered / "advised.toml"), max_tokens=20)
+    answer_question(QUESTION, policy=str(unanswered / "advised.toml"), max_tokens=20)
     assert "tokens" in capsys.readouterr().err
 
 

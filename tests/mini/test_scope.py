@@ -71,7 +71,7 @@ async def test_the_note_comes_first_and_bounds_the_answer_unless_the_request_doe
         assert not any(isinstance(event, Noted) for event in known)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--json", "-"]])
 def test_run_says_first_what_the_pair_knows_and_stops(options: list[str]) -> None:
     command = [sys.executable, "-m", "stepspec", "run", "What is the capital of France?", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

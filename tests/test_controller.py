@@ -530,6 +530,19 @@ async def test_a_step_is_emitted_while_the_next_one_is_written() -> None:
 # A single writer
 
 
+async def test_a_request_waits_for_a_caller_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 5)
+    stage = Stage(alone("target"), target_replies=[Reply(END + 50 * "Six " + "<|end|>", chunk_size=1)])
+    found = list[object]()
+    async with aclosing(stage.events()) as events:
+        async for event in events:
+            await asyncio.sleep(0.001)
+            assert stage.request.events.qsize() <= 7, "what one chunk gives comes on top"
+            found.append(event)
+    assert len(found) > 50
+    assert isinstance(found[-1], Done)
+
+
 async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_chunks() -> None:
     stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + "Six." + END + ANSWER, chunk_size=3)])
     play = await stage.play()

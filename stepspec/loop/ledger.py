@@ -103,7 +103,7 @@ class Ledger:
 
     def shown(self, event: Event) -> None:
         """Count proposed steps, and record when the first step and the first chunk of the answer were emitted."""
-        self._counts["steps_proposed"] += isinstance(event, StepProposed) and bool(event.text.strip())
+        self._counts["steps_proposed"] += isinstance(event, StepProposed) and bool(event.text)
         first = FIRSTS.get(type(event))
         if first is not None and first not in self._firsts:
             self._firsts[first] = time.perf_counter() - self._started

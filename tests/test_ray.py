@@ -198,7 +198,7 @@ def test_a_session_of_one_key_is_not_that_of_another() -> None:
         asked.append(session_id)
         return models
 
-    front: Any = object.__new__(Front.func_or_class)
+    front: Any = front_of(Arguments(insecure=True))
     front._models = SimpleNamespace(options=chosen)
 
     async def receive() -> Any:

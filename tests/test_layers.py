@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def part_of(module: str) -> str:
 
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -118,7 +124,7 @@ def test_a_part_imports_from_itself_and_the_layers_below(part: str) -> None:
 
 def test_the_package_imports_nothing_from_beside_it() -> None:
     for path in MODULES.values():
-        for statement in import_statements(ast.parse(path.read_text("utf-8"))):
+        for statement in import_statements(parsed(path)):
             imported = [alias.name for alias in statement.names]
             names = imported if isinstance(statement, ast.Import) else [statement.module or ""]
             assert not {"evals", "tests"} & {name.split(".")[0] for name in names}, path
@@ -181,7 +187,7 @@ def test_an_import_along_the_layers_is_allowed(module: str, source: str) -> None
 def test_a_library_is_imported_only_where_the_table_allows_it(library: str) -> None:
     found: set[str] = set()
     for module, path in MODULES.items():
-        for statement in import_statements(ast.parse(path.read_text("utf-8"))):
+        for statement in import_statements(parsed(path)):
             names = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
             names += [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
             if any(name.split(".")[0] == library for name in names):

@@ -1,35 +1,29 @@
 """Speculative reasoning: a draft model proposes tokens and whole steps; the target model verifies and judges them."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-try:
-    from stepspec.api.blocking import SyncStepSpec
-    from stepspec.api.loading import Pair, load_pair
-    from stepspec.api.session import PreparedRequest, StepSpec
-    from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
-    from stepspec.chat.prompts import RawPrompt
-    from stepspec.engines.protocol import Sampling
-    from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
-    from stepspec.loop.options import RequestOptions
-    from stepspec.loop.policy import Policy, load_policy
-    from stepspec.loop.step import (
-        Counts,
-        Done,
-        Event,
-        Noted,
-        Result,
-        Step,
-        StepCommitted,
-        StepJudged,
-        StepProposed,
-        Times,
-        Usage,
-    )
-except KeyboardInterrupt:
-    if sys.argv[0] == "-m" or sys.argv[0].endswith("stepspec"):  # the command, which prints no traceback
-        sys.exit(130)
-    raise
+from stepspec.api.blocking import SyncStepSpec
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import PreparedRequest, StepSpec
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
+from stepspec.chat.prompts import RawPrompt
+from stepspec.engines.protocol import Sampling
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
+from stepspec.loop.options import RequestOptions
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.step import (
+    Counts,
+    Done,
+    Event,
+    Noted,
+    Result,
+    Step,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Times,
+    Usage,
+)
 
 __version__ = "0.2.0"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stepspec.base.file_model import FileModel
+from stepspec.base.file_model import FileModel, parse_toml
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import rating_prompt
@@ -262,7 +262,11 @@ def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
         (b"\xff\xfe", "Cannot read"),
         (b".".join([b"a"] * 200_000) + b" = 1", "line 1 has more than 100 periods in a row"),
         (b"[" + b".".join([b'"a"'] * 200_000) + b"]", "line 1 has more than 100 periods in a row"),
+        (b'a."#".' + b".".join([b"a"] * 200) + b" = 1", "line 1 has more than 100 periods in a row"),
+        ('a."\u2028".'.encode() + b".".join([b"a"] * 200) + b" = 1", "line 1 has more than 100 periods in a row"),
+        (b'\nx = {y = """a"""", ' + b".".join([b"a"] * 200) + b" = 1}", "line 2 has more than 100 periods in a row"),
         (b"x = 1\n# " + b"a" * 1_000_000, "more than 1,000,000 bytes"),
+        (b"# " + "\u00e9".encode() * 600_000 + b"\nx = 1", "more than 1,000,000 bytes"),
         (b"x = " + b"1" * 5_000, "is not valid TOML"),
         (b"x = " + b"[" * 100_000, "nested too deeply"),
     ],
@@ -273,6 +277,18 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, mess
     with pytest.raises(UsageError, match=message) as caught:
         load_policy(str(file))
     assert str(file) in str(caught.value)
+
+
+def test_periods_in_texts_and_comments_are_no_parts_of_a_key() -> None:
+    dots = "." * 300
+    text = f"x = \"\"\"\n{dots}\\\"{dots}\"\"\"\" # {dots}\n'y{dots}' = '''{dots}\n'''\n# {dots}"
+    assert parse_toml(text) == {"x": f'{dots}"{dots}"', f"y{dots}": f"{dots}\n"}
+
+
+def test_a_string_that_never_ends_is_refused_in_time_that_grows_with_its_length() -> None:
+    for text in ('"' + '\\"' * 400_000, 'x = """' + '\\"""' * 200_000 + "\\"):
+        with pytest.raises(ValueError, match="string"):
+            parse_toml(text)
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_the_known_ones() -> None:

@@ -42,8 +42,15 @@ def number_or_auto(value: object, most: int) -> object:
 
 
 MAX_TOML_BYTES = 1_000_000
+TOO_LARGE = f"it has more than {MAX_TOML_BYTES:,} bytes"
 MAX_DOTS = 100
 """Most periods in a key of TOML. The standard library's parser takes time with the square of a key's parts."""
+STRING_OR_COMMENT = re.compile(
+    r'''"""[^"\\]*+(?:(?:\\.?|"(?!""))[^"\\]*+)*+(?:"{3,5}|\Z)|"(?:\\.|[^"\\\n])*+"?'''
+    r"""|'{3}[^']*+(?:'(?!'')[^']*+)*+(?:'{3,5}|\Z)|'[^'\n]*+'?|#[^\n]*+""",
+    re.DOTALL,
+)
+"""A string of TOML or a comment. Also matches strings that never end, so that the search takes linear time."""
 
 
 def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
@@ -54,7 +61,10 @@ def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
     """
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_TOML_BYTES + 1).decode().replace("\r\n", "\n")
+            data = file.read(MAX_TOML_BYTES + 1)
+        if len(data) > MAX_TOML_BYTES:
+            raise UsageError(f"{path} is not valid TOML: {TOO_LARGE}.")
+        text = data.decode().replace("\r\n", "\n")
         return model.model_validate(parse_toml(text)), text
     except ValidationError as error:
         raise UsageError(f"{path}: {first_problem(error, model)}") from error
@@ -74,8 +84,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         RecursionError: it is nested too deeply.
     """
     if len(text) > MAX_TOML_BYTES:
-        raise ValueError(f"it has more than {MAX_TOML_BYTES:,} bytes")
-    for number, line in enumerate(text.splitlines(), 1):
-        if any(part.count(".") > MAX_DOTS for part in re.split(r"[=,\[\]{}#]", line)):
+        raise ValueError(TOO_LARGE)
+    plain = STRING_OR_COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for number, line in enumerate(plain.split("\n"), 1):
+        if any(part.count(".") > MAX_DOTS for part in re.split(r"[=,\[\]{}]", line)):
             raise ValueError(f"line {number} has more than {MAX_DOTS} periods in a row")
     return tomllib.loads(text)

@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import site
+import stat
 import subprocess
 import sys
+import tempfile
 import venv
 import zipfile
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.base.files import data_folder, find_data_file, list_data_files
+from stepspec.base.files import data_folder, find_data_file, is_link, list_data_files, whole_file, write_text
 from stepspec.errors import StepSpecError, UsageError
 
 CHECKOUT = Path(__file__).parent.parent
@@ -205,6 +207,37 @@ def test_a_path_is_taken_as_the_user_s_own_file(tmp_path: Path) -> None:
 def test_a_path_to_no_file_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="There is no policy file at"):
         find_data_file("policies", name)
+
+
+def test_a_file_that_replaces_another_one_has_its_permissions(tmp_path: Path) -> None:
+    file = tmp_path / f"{'a' * 250}.txt"
+    write_text(file, "new")
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
+    for mode in (0o600, 0o666):
+        file.chmod(mode)
+        write_text(file, "newer")
+        assert (stat.S_IMODE(file.stat().st_mode), file.read_text("utf-8")) == (mode, "newer")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "file") as first, whole_file(tmp_path / "file") as second:
+        first.write("first")
+        second.write("second")
+    assert (tmp_path / "file").read_text("utf-8") == "first"
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs /dev/shm")
+def test_a_link_in_dev_is_not_followed_over_another_file() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        mine, link = Path(folder, "mine"), Path(folder, "link")
+        mine.write_text("precious", "utf-8")
+        link.symlink_to(mine)
+        with pytest.raises(StepSpecError, match="it is a symbolic link; remove it"):
+            write_text(link, "other")
+        assert mine.read_text("utf-8") == "precious"
+    assert not is_link(Path("/dev/stdout"))
 
 
 def test_a_usage_error_is_a_stepspec_error() -> None:

@@ -6,8 +6,11 @@ use it for input from the command line. Look up names from requests in `list_dat
 
 import errno
 import os
+import secrets
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -41,6 +44,7 @@ def write_text(file: Path, text: str) -> None:
 def whole_file(file: Path) -> Generator[TextIO]:
     """Open a file to write that appears under its name only when it is complete. Its folder is created if needed.
 
+    A file that replaces another one has its permissions.
     Lone surrogates in the text become question marks.
 
     Raises:
@@ -49,14 +53,17 @@ def whole_file(file: Path) -> Generator[TextIO]:
     if is_link(file):
         raise OSError(errno.ELOOP, "it is a symbolic link; remove it, or give another path")
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_relative_to("/dev") or (file.exists() and not file.is_file()):  # a terminal or a pipe
+    if _is_stream(file) or (file.exists() and not file.is_file()):  # a terminal or a pipe
         with file.open("w", encoding="utf-8", errors="replace") as stream:
             yield stream
         return
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    old_mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
+    opener = partial(os.open, mode=0o666 if old_mode is None else old_mode)  # the kernel subtracts the umask
+    temporary = file.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", errors="replace") as stream:
+        with open(temporary, "x", encoding="utf-8", errors="replace", opener=opener) as stream:
+            if old_mode is not None:
+                temporary.chmod(old_mode)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -67,7 +74,12 @@ def whole_file(file: Path) -> Generator[TextIO]:
 
 def is_link(file: Path) -> bool:
     """Return whether writing a file would write another one, through a symbolic link in its place."""
-    return file.is_symlink() and (file.is_file() or not file.exists()) and not file.is_relative_to("/dev")
+    return file.is_symlink() and (file.is_file() or not file.exists()) and not _is_stream(file)
+
+
+def _is_stream(file: Path) -> bool:
+    """Return whether a path names an open file of this process. Others in /dev, as in /dev/shm, can be anybody's."""
+    return str(file) in ("/dev/stdout", "/dev/stderr", "/dev/tty") or file.parent == Path("/dev/fd")
 
 
 def data_folder(name: DataKind) -> Path:

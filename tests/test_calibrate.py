@@ -124,15 +124,17 @@ def test_what_a_certificate_does_not_cover_is_named(found: tuple[Path, Calibrate
         ({}, {"template_sha256": "0" * 64}, "another chat template"),
     ]
     for models, request, words in changes:
-        assert certificate.notes({**same, **models}, **request) == [f"Certified for {words}. Run `stepspec calibrate`."]
+        ((_, note),) = certificate.notes({**same, **models}, **request)
+        assert note == f"Certified for {words}. Run `stepspec calibrate`."
     other = {**same, "models": {"target": "0", "draft": "0"}}
     tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
-    assert certificate.notes(other, temperature=2.0) == [tuned]
-    (note,) = certificate.notes(same, 0.02)
+    assert certificate.notes(other, temperature=2.0) == [(("models",), tuned)]
+    ((_, note),) = certificate.notes(same, 0.02)
     assert note.startswith("Certified without max_overhead. With 0.02 ")
     older = certificate.model_copy(update=dict.fromkeys(("pair", "dtypes", "engines", "max_overhead")))
     assert older.notes(same, 0.02) == []
-    assert older.notes(other) == ["Thresholds were tuned for other models. Run `stepspec calibrate`."]
+    ((_, note),) = older.notes(other)
+    assert note == "Thresholds were tuned for other models. Run `stepspec calibrate`."
 
 
 def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: tuple[Path, Calibrated, str]) -> None:
@@ -163,7 +165,7 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture) -> None
         spec = StepSpec(policy=str(file), pair=pair)
         assert (await spec.generate(question, max_tokens=640)).note is None
         assert caplog.messages == []
-        warm = [spec.stream(question, max_tokens=8, sampling=Sampling(0.6)) for _ in range(2)]
+        warm = [spec.stream(question, max_tokens=8, sampling=Sampling(each)) for each in (0.6, 0.61)]
         first = await anext(warm[0])
         assert not isinstance(first, Done)
         assert caplog.messages == ["Certified for temperature 0, not 0.6. Run `stepspec calibrate`."], (

@@ -350,7 +350,7 @@ class StepSpec:
         return replace(result, note=" ".join(notes) or None)
 
     def _warn(self, request: Request) -> None:
-        """Say once in a session that the policy's certificate is not for a request like this."""
+        """Warn that the policy's certificate is not for a request like this, once in a session for each setting."""
         certificate, sampling = request.policy.certificate, request.sampling
         if certificate is None:
             return
@@ -359,9 +359,9 @@ class StepSpec:
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
-        for note in certificate.notes(self.pair.by_role, None, **known):
-            if note not in self._warned:
-                self._warned.add(note)
+        for settings, note in certificate.notes(self.pair.by_role, None, **known):
+            if not self._warned.issuperset(settings):  # a note has the request's values
+                self._warned.update(settings)
                 logger.warning("%s", note)
 
     def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:

@@ -215,7 +215,7 @@ class _Comparison:
             for name, (policy, _) in policies.items()
             for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
             if (certificate := policy.at(temperature).certificate) is not None
-            for note in certificate.notes(
+            for _, note in certificate.notes(
                 models,
                 policy.score.max_overhead,
                 benchmark=self.name,

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
@@ -74,10 +74,10 @@ class Certificate(FileModel):
 
     def notes(
         self, models: Mapping[str, Mapping[str, str]], max_overhead: float | None = None, **request: float | str | None
-    ) -> list[str]:
+    ) -> list[tuple[Sequence[str], str]]:
         """Return a sentence if the certificate does not cover requests like this, and one about the policy's overhead.
 
-        What the certificate does not say is not compared.
+        Each has the names of the settings that it is about before it. What the certificate does not say is not compared.
 
         Args:
             models: by `models`, `dtypes` and `engines`, the value of each model by role.
@@ -87,18 +87,18 @@ class Certificate(FileModel):
                 `template_sha256` and `prompt_version`. None means not known.
         """
         if any(models["models"].get(role) != hash for role, hash in self.models.items()):
-            return [f"Thresholds were tuned for {self.pair or 'other models'}. {NEXT_STEP}"]
-        found = [
-            f"a {role} {words} {certified}, not {models[name].get(role)}"
+            return [(("models",), f"Thresholds were tuned for {self.pair or 'other models'}. {NEXT_STEP}")]
+        found = {
+            f"{role} {name}": f"a {role} {words} {certified}, not {models[name].get(role)}"
             for name, words, known in (("dtypes", "in", self.dtypes), ("engines", "on", self.engines))
             for role, certified in (known or {}).items()
             if models.get(name, {}).get(role, certified) != certified
-        ]
+        }
         if (
             request.pop("benchmark", None) not in (None, self.benchmark)
             and request.get("data_sha256") != self.data_sha256
         ):
-            found.append(f"other problems ({self.benchmark})")
+            found["benchmark"] = f"other problems ({self.benchmark})"
         request.pop("data_sha256", None)
         for name, value in request.items():
             certified = getattr(self, name, None)
@@ -107,15 +107,18 @@ class Certificate(FileModel):
                 continue
             words = name.replace("_", " ")
             if name in CONTENT_HASHES:
-                found.append(f"another {CONTENT_HASHES[name]}")
+                found[name] = f"another {CONTENT_HASHES[name]}"
             else:
-                found.append(f"no {words}" if certified is None else f"{words} {certified:g}, not {value:g}")
-        notes = [f"Certified for {' and '.join(found)}. {NEXT_STEP}"] if found else []
+                found[name] = f"no {words}" if certified is None else f"{words} {certified:g}, not {value:g}"
+        notes: list[tuple[Sequence[str], str]] = []
+        if found:
+            notes.append(([*found], f"Certified for {' and '.join(found.values())}. {NEXT_STEP}"))
         if self.max_overhead is not None and max_overhead is not None and self.max_overhead != max_overhead:
             tested = (
                 "without max_overhead" if self.max_overhead == "none" else f"with max_overhead {self.max_overhead:g}"
             )
-            notes.append(f"Certified {tested}. With {max_overhead:g} the models take turns in other places.")
+            taken = f"With {max_overhead:g} the models take turns in other places."
+            notes.append((("max_overhead",), f"Certified {tested}. {taken}"))
         return notes
 
 

@@ -239,7 +239,7 @@ def _certificates(run: RunRecord) -> Iterable[str]:
         certificate = certificate_in(policy.text, run.temperature)
         if certificate is not None:
             overhead = tomllib.loads(policy.text).get("score", {}).get("max_overhead")
-            for note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
+            for _, note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
                 yield f"{name}: {note}"
 
 

@@ -20,7 +20,7 @@ from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.running import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
-from stepspec.errors import EngineError
+from stepspec.errors import EngineError, UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.depth import MAX_DEPTH, ChainDepth
@@ -694,6 +694,7 @@ def test_the_first_step_of_a_session_is_allowed_whatever_it_takes(
         ("the policy proposes none", [], {"family": "target", "judges": ()}),
         ("no draft", None, {}),
         ("no room in the context", [], {"draft_context": 5}),
+        ("the draft rejects the text", [Reply("", fails=UsageError("a special token"))] * 3, {}),
         ("max_overhead", [], {"score": {"depth": 1, "max_overhead": 0.0}}),
         (None, [ONE, END], {}),
     ],

@@ -31,7 +31,7 @@ from stepspec.engines.protocol import (
     side_by_side,
 )
 from stepspec.engines.thinking import ThinkingTags
-from stepspec.errors import ContextError, EngineError, UnknownIdError
+from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
@@ -345,8 +345,8 @@ class Request:
             elif num_worked == self.breaker.num_worked and not self.limits.expired and not sibling:
                 self.breaker.failed()
             why: NotProposed = "the draft was too slow"
-        except (ContextError, UnknownIdError):  # of this request
-            why = "no room in the context"
+        except UsageError as error:  # says nothing about other requests
+            why = "no room in the context" if isinstance(error, ContextError) else "the draft rejects the text"
         except EngineError:
             if not self.limits.expired and not sibling:
                 self.breaker.failed()

@@ -43,6 +43,7 @@ NotProposed = Literal[
     "the draft was too slow",
     "the draft failed",
     "no room in the context",
+    "the draft rejects the text",
     "too much was wasted",
     "a tool call",
     "the sampling",

@@ -76,14 +76,35 @@ def test_tokens_of_unlimited_length_give_no_bound() -> None:
         assert described(tokenizer) is None
 
 
-def test_special_tokens_that_appear_after_normalization_are_found() -> None:
-    backend = byte_level(normalizers.Lowercase())
-    own = TokenizersBackend(tokenizer_object=backend)
-    own.add_special_tokens({"additional_special_tokens": [AddedToken("<end>", normalized=True)]})
-    tokenizer = HuggingFaceTokenizer(own, frozenset())
-    assert tokenizer.special_spans("a<END>")
-    assert tokenizer.encode("a<END>") != tokenizer.encode_text("a<END>")
+def with_normalized_token(content: str) -> HuggingFaceTokenizer:
+    own = TokenizersBackend(tokenizer_object=byte_level(normalizers.Lowercase()))
+    own.add_special_tokens({"additional_special_tokens": [AddedToken(content, normalized=True)]})
+    return HuggingFaceTokenizer(own, frozenset())
+
+
+@pytest.mark.parametrize("content", ["<end>", "<End>"])
+def test_special_tokens_that_appear_after_normalization_are_found(content: str) -> None:
+    tokenizer = with_normalized_token(content)
+    for text in ("a<END>", "a<end>", "<end><END>"):
+        assert tokenizer.special_spans(text)
+        assert tokenizer.encode(text) != tokenizer.encode_text(text)
     assert not tokenizer.special_spans("a<EN>")
+    assert tokenizer.special_edges("<E") == (False, True)
+
+
+def test_a_special_token_in_its_own_form_leaves_the_text_around_it_whole() -> None:
+    assert with_normalized_token("<end>").special_spans("Hello<end>hello<end>") == [(5, 10), (15, 20)]
+
+
+def test_text_beside_a_special_token_is_examined_in_linear_time() -> None:
+    """Values of a request must not fill a cache or compile a pattern each."""
+    edges, begin = set[tuple[bool, bool]](), time.process_time()
+    for number in range(20_000):
+        edges.add(EMBEDDED.special_edges(f"v{number}"))
+    assert not EMBEDDED.special_spans("<" * 100_000)
+    assert (edges, time.process_time() - begin < 1) == ({(False, False)}, True)
+    assert EMBEDDED.special_edges("think") == EMBEDDED.special_edges("|") == (True, True)
+    assert EMBEDDED.special_edges("hink") == (False, False)
 
 
 def test_the_event_loop_runs_while_long_texts_are_encoded() -> None:

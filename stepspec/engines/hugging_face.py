@@ -83,7 +83,7 @@ class HuggingFaceTokenizer:
         tags = self.thinking.all_ids if self.thinking is not None else frozenset[int]()
         special = [token for id, token in added.items() if token.special or id in tags]
         self._special = _Finder([token.content for token in special])
-        self._normalized = any(token.normalized for token in special)
+        self._normalized = _Finder([self._normal(token.content) for token in special if token.normalized])
         # The backend takes these for text only if they are special.
         plain_tags = [re.escape(added[id].content) for id in tags & added.keys() if not added[id].special]
         self._plain_tags = re.compile(f"({'|'.join(plain_tags)})") if plain_tags else None
@@ -95,14 +95,18 @@ class HuggingFaceTokenizer:
         return self.decode([token])
 
     def special_spans(self, text: str) -> Sequence[tuple[int, int]]:
-        if self._normalized and any(self._special.spans(self._normal(text))):
+        spans = list(self._special.spans(text))
+        ends = [0, *(end for _, end in spans)]
+        starts = [*(start for start, _ in spans), len(text)]
+        between = (text[end:start] for end, start in zip(ends, starts, strict=True))
+        if self._normalized and any(any(self._normalized.spans(self._normal(each))) for each in between):
             return [(at, at + 1) for at in range(len(text))]  # where they are is not known
-        return list(self._special.spans(text))
+        return spans
 
     def special_edges(self, text: str) -> tuple[bool, bool]:
         begins, ends = self._special.edges(text)
         if self._normalized:
-            more = self._special.edges(self._normal(text))
+            more = self._normalized.edges(self._normal(text))
             return begins or more[0], ends or more[1]
         return begins, ends
 
@@ -204,17 +208,25 @@ def _max_token_bytes(tokenizer: Any) -> int | None:
     return most_bytes(json.loads(tokenizer.backend_tokenizer.to_str())) if _is_fast(tokenizer) else None
 
 
+CANDIDATE = 4
+"""How many characters of a text are compared with the beginnings of special tokens before the rest is."""
+
+
 class _Finder:
     """Searches a text for any of many strings, in time that does not depend on their number."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = frozenset(filter(None, strings))
         self._lengths = sorted({len(each) for each in self._strings}, reverse=True)
-        firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
-        self._first = re.compile(f"[{firsts}]") if firsts else None
+        begins = sorted({each[:CANDIDATE] for each in self._strings})
+        firsts = (f"{re.escape(each[0])}(?={re.escape(each[1:])})" for each in begins)  # the next may overlap
+        self._first = re.compile("|".join(firsts)) if begins else None
         self._begun = frozenset(each[:n] for each in self._strings for n in range(1, len(each)))
         self._ended = frozenset(each[n:] for each in self._strings for n in range(1, len(each)))
-        self._all = "\n".join(sorted(self._strings))
+        self._within = frozenset(part for each in self._strings for part in _whole_words(each))
+
+    def __bool__(self) -> bool:
+        return bool(self._strings)
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield start and end of the strings in the text, from left to right, the longest at each place."""
@@ -232,13 +244,19 @@ class _Finder:
 
         Both for a text within one, unless that cuts a word.
         """
-        most = min(len(text), self._lengths[0] - 1 if self._lengths else 0)
-        if len(text) <= most and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", self._all):
+        if text in self._within:
             return True, True
+        most = min(len(text), self._lengths[0] - 1 if self._lengths else 0)
         return (
             any(text[:n] in self._ended for n in range(1, most + 1)),
             any(text[-n:] in self._begun for n in range(1, most + 1)),
         )
+
+
+def _whole_words(text: str) -> Iterator[str]:
+    """Yield the parts of a text that cut no word."""
+    cuts = [at for at in range(len(text) + 1) if not re.fullmatch(r"\w\w", text[at - 1 : at + 1])]
+    return (text[start:end] for index, start in enumerate(cuts) for end in cuts[index:])
 
 
 NFC_SHRINKS = 3

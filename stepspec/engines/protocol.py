@@ -87,6 +87,18 @@ def hash_of(*parts: str | None) -> str | None:
     return None if parts.count(None) == len(parts) else hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def group_of(client: str | None, salt: str | None) -> str | None:
+    """Return the group of a client's requests with a salt; None for requests with neither."""
+    owner, group = hash_of(client), hash_of(client, salt)
+    return group if owner is None else f"{owner}/{group}"
+
+
+def owner_of(group: str | None) -> str | None:
+    """Return the client's part of a group, see `group_of`; None if there is none."""
+    owner, slash, _ = (group or "").partition("/")
+    return owner if slash else None
+
+
 WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "top_logprobs", "seed", "retries", "max_retries")
 """Settings that must be integers."""
 

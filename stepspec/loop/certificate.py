@@ -77,7 +77,7 @@ class Certificate(FileModel):
     ) -> list[tuple[Sequence[str], str]]:
         """Return a sentence if the certificate does not cover requests like this, and one about the policy's overhead.
 
-        Each has the names of the settings that it is about before it. What the certificate does not say is not compared.
+        Each comes with the names of its settings. What the certificate does not say is not compared.
 
         Args:
             models: by `models`, `dtypes` and `engines`, the value of each model by role.

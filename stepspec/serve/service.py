@@ -12,7 +12,7 @@ from fastapi import Request
 
 from stepspec.api.loading import Pair
 from stepspec.api.session import PreparedRequest, Question
-from stepspec.engines.protocol import hash_of
+from stepspec.engines.protocol import group_of
 from stepspec.serve.admission import Admission
 from stepspec.serve.bodies import read_body
 from stepspec.serve.errors import BusyError, RateError
@@ -141,7 +141,7 @@ class Service:
         options = replace(
             asked.options(tokenizer.end_ids, tokenizer.num_ids),
             session_id=entry.session_id,
-            cache_salt=hash_of(client.group, asked.cache_salt),
+            cache_salt=group_of(client.group, asked.cache_salt),
         )
         prompts: list[PreparedRequest] = []
         for question in questions:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, make_tokenizer, noisy_copy, random_ids, slow_logits
 
-from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, collect, group_of
 from stepspec.engines.torch_engine.drafters.suffix import MAX_COLLECTIONS
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.slots import Slot, SlotTable, common_prefix
@@ -313,3 +313,12 @@ def test_the_number_of_collections_of_past_outputs_is_bounded(engines: Engines) 
     suffix: Any = engines.shared._drafters.get("suffix")
     engines.run(engines.shared, [(str(number), BASE, Drafting("suffix", 3)) for number in range(MAX_COLLECTIONS + 9)])
     assert len(suffix._past) == MAX_COLLECTIONS
+
+
+def test_a_client_with_many_salts_drops_its_own_past_outputs_alone(engines: Engines) -> None:
+    suffix: Any = engines.shared._drafters.get("suffix")
+    other, named = group_of("b", None), (group_of("a", None), BASE, Drafting("suffix", 3, archive="x"))
+    salted = [(group_of("a", str(number)), BASE, Drafting("suffix", 3)) for number in range(MAX_COLLECTIONS + 9)]
+    engines.run(engines.shared, [(other, BASE, Drafting("suffix", 3)), named, *salted])
+    assert len(suffix._past) == MAX_COLLECTIONS
+    assert {(other, ""), (named[0], "x")} <= suffix._past.keys()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from stepspec.engines.protocol import owner_of
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.engines.torch_engine.drafters.texts import Library
 from stepspec.engines.torch_engine.row import BatchRow
@@ -27,7 +28,7 @@ MAX_PAST = 32_000
 """Maximum number of tokens of past outputs to store in a collection. The oldest half is dropped first."""
 
 MAX_COLLECTIONS = 16
-"""Maximum number of collections of past outputs, one for each group and archive. The least recently used is dropped."""
+"""Maximum number of collections of past outputs, one for each group and archive."""
 
 
 class Occurrences:
@@ -78,7 +79,7 @@ class Suffix(Drafter):
 
     def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
-        sources = (texts.own, texts.buffer, *self._past_of(row))
+        sources = (texts.own, texts.buffer, *self._past.get(_key_of(row), ()))
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
         while SHORTEST <= len(text) < start + count:
@@ -97,20 +98,28 @@ class Suffix(Drafter):
     def release(self, row: BatchRow) -> None:
         """See `Drafter.release`. The row's output is added to the past outputs of its group and archive."""
         self._texts.close(row)
-        past = self._past_of(row)
+        past = self._past.setdefault(_key_of(row), [Occurrences()])
+        self._past.move_to_end(_key_of(row))
         past[-1].append(row.beyond[row.num_after :])
         if len(past[-1]) > MAX_PAST // 2:
             past[:] = [past[-1], Occurrences()]
 
-    def _past_of(self, row: BatchRow) -> list[Occurrences]:
-        key = row.buffer.group, row.drafting.archive
-        past = self._past.setdefault(key, [Occurrences()])
-        self._past.move_to_end(key)
         if len(self._past) > MAX_COLLECTIONS:
-            self._past.popitem(last=False)
-        return past
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Drop the least recently used collection of the client and archive that have the most, so that a client with
+        many salts drops its own."""
+        holders = {key: (owner_of(key[0]), key[1]) for key in self._past}
+        counts = Counter(holders.values())
+        most = max(counts.values())
+        del self._past[next(key for key, holder in holders.items() if counts[holder] == most)]
 
     def forget(self) -> None:
         """See `Drafter.forget`. Named archives are preserved."""
         for key in [key for key in self._past if not key[1]]:
             del self._past[key]
+
+
+def _key_of(row: BatchRow) -> tuple[str | None, str]:
+    return row.buffer.group, row.drafting.archive

@@ -61,6 +61,12 @@ class Pair:
     """Folder of a pair that was loaded by its name."""
 
     @property
+    def loaded(self) -> Mapping[str, Engine | JudgeModel]:
+        """All models by role. Judge models have their names in policies."""
+        draft = {} if self.draft is None else {"draft": self.draft}
+        return {"target": self.target, **draft, **self.judges}
+
+    @property
     def hash(self) -> str:
         """A short hash of both models' weights, or of their names if the weights are not local."""
         described = [None if engine is None else engine.describe() for engine in (self.target, self.draft)]
@@ -76,8 +82,7 @@ class Pair:
     @cached_property
     def by_role(self) -> Mapping[str, Mapping[str, str]]:
         """What certificates compare of the models, see `stepspec.loop.certificate.by_role`."""
-        models: dict[str, Any] = {"target": self.target, "draft": self.draft, **self.judges}
-        return by_role({role: model.describe() for role, model in models.items() if model is not None})
+        return by_role({role: model.describe() for role, model in self.loaded.items()})
 
     @cached_property
     def template_sha256(self) -> str:
@@ -89,15 +94,13 @@ class Pair:
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`."""
         self.breaker.worked()
-        for model in (self.target, self.draft, *self.judges.values()):
-            if model is not None:
-                await model.forget()
+        for model in self.loaded.values():
+            await model.forget()
 
     async def aclose(self) -> None:
         """Free all models."""
-        for model in (self.target, self.draft, *self.judges.values()):
-            if model is not None:
-                await model.aclose()
+        for model in self.loaded.values():
+            await model.aclose()
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class Service:
         self.admission = Admission(settings.limits)
         self.monitor = Monitor(self.admission, pairs, policy)
         self.rates = Rates()
-        engines = [each for pair in pairs.values() for each in (pair.target, pair.draft) if each is not None]
-        shared = {each.name for each in engines if "forget" not in each.abilities} if settings.keys.are_needed else ()
+        models = [model for pair in pairs.values() for model in pair.loaded.values()]
+        shared = {each.name for each in models if "forget" not in each.abilities} if settings.keys.are_needed else ()
         for name in shared:
             logger.warning("%s keeps the texts of different keys in one cache, see SECURITY.md.", name)
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -202,11 +203,15 @@ def headers(key: str) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+JUDGES = {"without salts": {"reward"}, "with salts": {"reward", "forget"}}
+
+
 def test_a_server_without_salts_is_named_in_the_log_and_its_cache_is_not_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logging.getLogger("stepspec").propagate = True
-    pair = following_pair(abilities=EVERYTHING - {"forget"})
+    judges: Any = {name: SimpleNamespace(name=name, abilities=known) for name, known in JUDGES.items()}
+    pair = replace(following_pair(abilities=EVERYTHING - {"forget"}), judges=judges)
     generate = type(pair.target).generate
 
     async def with_hits(self: Any, call: Generate) -> Any:
@@ -218,4 +223,6 @@ def test_a_server_without_salts_is_named_in_the_log_and_its_cache_is_not_shown(
         caplog.clear()
         with serving(pair, "target", mine) as address:
             assert cached(address, "chat/completions", VICTIM, "How many?") == min(seen, 7)
-        assert ("target keeps the texts of different keys in one cache" in caplog.text) == (seen == 0)
+        for name in ("target", "without salts"):
+            assert (f"{name} keeps the texts of different keys in one cache" in caplog.text) == (seen == 0)
+        assert "with salts keeps" not in caplog.text

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.anyio
 
 QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
 STEPS = ["Ann has 12 apples.\n\n", "Ben has 12 + 5 = 17 apples.\n\n", "So it is 17.\n\n"]
-MODELS = {"data": [{"id": "judge", "root": str(WEIGHTS / "target"), "owned_by": "vllm"}]}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ async def test_rewards_of_a_vllm_server_are_those_of_the_torch_engine(tmp_path: 
     with vllm_server("judge", tmp_path, "--runner", "pooling", weights=folder, context=256) as port:
         address = f"http://127.0.0.1:{port}/v1"
         served = RemoteJudge.load(address)
-        assert served.abilities == {"reward"}
+        assert served.abilities == {"reward", "forget"}
         for count in (1, 2, 3, 1):
             expected = await own.reward(QUESTION, STEPS[:count])
             assert await served.reward(QUESTION, STEPS[:count]) == pytest.approx(expected, abs=1e-4)
@@ -51,12 +50,14 @@ async def test_rewards_of_a_vllm_server_are_those_of_the_torch_engine(tmp_path: 
 
 
 @pytest.fixture
-def server() -> Iterator[Callable[[Callable[[Call], Any]], str]]:
+def server() -> Iterator[Callable[..., str]]:
     """Return a function that runs a server with scripted responses and returns its address."""
 
-    def run(script: Callable[[Call], Any]) -> str:
+    def run(script: Callable[[Call], Any], owner: str = "vllm") -> str:
+        card = {"id": "judge", "root": str(WEIGHTS / "target"), "owned_by": owner}
+
         def play(call: Call) -> Fault:
-            found = MODELS if call.path.endswith("/models") else script(call)
+            found = {"data": [card]} if call.path.endswith("/models") else script(call)
             return Fault(status=404) if found is None else Fault(status=200, body=json.dumps(found).encode())
 
         return stack.enter_context(serving(Proxy(None, play))).url
@@ -83,24 +84,30 @@ def rewards(data: Any) -> Callable[[Call], Any]:
     return lambda call: {"data": [{"index": 0, "data": data}]} if call.path.endswith("/pooling") else None
 
 
-Server = Callable[[Callable[[Call], Any]], str]
+Server = Callable[..., str]
 
 
 async def test_embeddings_have_length_one_and_the_order_of_their_texts(server: Server) -> None:
     judge = RemoteJudge.load(server(embeddings([3.0, 4.0], [0.0, 2.0])))
-    assert judge.abilities == {"embed"}
+    assert judge.abilities == {"embed", "forget"}
     assert await judge.embed(["one", "two"]) == [pytest.approx([0.6, 0.8]), pytest.approx([0.0, 1.0])]
     await judge.aclose()
 
 
-async def test_rewards_of_a_group_have_its_salt_and_session(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("owner", "forgets", "takes_salt"), [("vllm", True, True), ("sglang", False, True), ("me", False, False)]
+)
+async def test_rewards_of_a_group_have_its_salt_and_session(
+    server: Server, owner: str, forgets: bool, takes_salt: bool
+) -> None:
     asked: list[Call] = []
 
     def script(call: Call) -> Any:
         asked.append(call)
         return rewards([0.5])(call)
 
-    judge = RemoteJudge.load(server(script))
+    judge = RemoteJudge.load(server(script, owner))
+    assert ("forget" in judge.abilities) is forgets
     asked.clear()
     for group in (None, "a", "a", "b"):
         await judge.reward(QUESTION, STEPS, group)
@@ -109,7 +116,7 @@ async def test_rewards_of_a_group_have_its_salt_and_session(server: Server) -> N
     none, one, again, other, later = ((call.fields.get("cache_salt"), call.headers["x-session-id"]) for call in asked)
     assert none[0] is None
     assert one == again
-    assert len({none, one, other, later}) == len({none[0], one[0], other[0], later[0]}) == 4
+    assert len({none[0], one[0], other[0], later[0]}) == (4 if takes_salt else 1)
     assert len({none[1], one[1], other[1]}) == 3
     await judge.aclose()
 

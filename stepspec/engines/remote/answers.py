@@ -172,6 +172,16 @@ class ModelCard(BaseModel):
         """Context length in tokens; None if the server does not report it."""
         return self.max_model_len or (self.meta.n_ctx if self.meta else None)
 
+    @property
+    def takes_salt(self) -> bool:
+        """Whether calls with a new `cache_salt` do not match earlier prefixes."""
+        return self.owned_by == "vllm"
+
+    @property
+    def may_take_salt(self) -> bool:
+        """Whether to send salts. SGLang keeps calls apart by them in later versions, and ignores them in others."""
+        return self.owned_by in ("vllm", "sglang")
+
 
 class ModelList(BaseModel):
     """A response of `/v1/models`."""

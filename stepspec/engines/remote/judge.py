@@ -1,6 +1,5 @@
 """Judge models on servers: rewards through vLLM's `/pooling`, embeddings through `/v1/embeddings`."""
 
-import hashlib
 import json
 import math
 import uuid
@@ -66,7 +65,8 @@ class JudgeServer:
     """The server's name and version, if it reports them."""
     ability: JudgeAbility
     takes_salt: bool
-    """Whether calls with a new `cache_salt` do not match earlier prefixes."""
+    may_take_salt: bool
+    """See `ModelCard`, like the field before."""
 
     @classmethod
     def found(cls, address: Address) -> "JudgeServer":
@@ -93,7 +93,14 @@ class _Detector(Trials):
                 f"{card.id} at {self.address.base} gives neither embeddings nor rewards. Serve it with vLLM's "
                 "--runner pooling."
             )
-        return JudgeServer(card.id, card.root or card.id, await self.kind(card), ability, card.owned_by == "vllm")
+        return JudgeServer(
+            model=card.id,
+            folder=card.root or card.id,
+            kind=await self.kind(card),
+            ability=ability,
+            takes_salt=card.takes_salt,
+            may_take_salt=card.may_take_salt,
+        )
 
     async def _rewards(self, fields: dict[str, Any]) -> bool:
         pooled = await self.try_post(_Pooled, f"{self.address.root}/pooling", fields | {"input": TRIAL_IDS})
@@ -111,7 +118,8 @@ class RemoteJudge:
         self, address: Address, server: JudgeServer, tokenizer: HuggingFaceTokenizer | None, title: str | None = None
     ) -> None:
         self.name = title or server.model
-        self.abilities: frozenset[JudgeAbility] = frozenset({server.ability})
+        forgets: list[JudgeAbility] = ["forget"] if server.takes_salt else []
+        self.abilities: frozenset[JudgeAbility] = frozenset({server.ability, *forgets})
         self._address = address
         self._server = server
         self._ids = None if tokenizer is None else RewardIds(tokenizer)
@@ -172,10 +180,11 @@ class RemoteJudge:
     async def _ask(self, url: str, input: object, text: str, group: str | None) -> Any:
         """Send a request. Requests of a group about the same text have the same session, for routers."""
         fields = {"model": self._server.model, "input": input, "encoding_format": "float"}
-        if self._server.takes_salt and (salt := hash_of(group, self._cache_salt)) is not None:
+        if self._server.may_take_salt and (salt := hash_of(group, self._cache_salt)) is not None:
             fields["cache_salt"] = salt
-        session = hashlib.sha256(f"{self._name}{group or ''}{text}".encode()).hexdigest()[:32]
-        headers = {**self._address.routing.headers, self._address.routing.header: session}
+        session = hash_of(self._name, group, text)
+        assert session is not None
+        headers = {**self._address.routing.headers, self._address.routing.header: session[:32]}
         found, _ = await self._wire.ask(url, json.dumps(fields).encode(), headers)
         return found
 
@@ -186,7 +195,7 @@ class RemoteJudge:
 
     async def forget(self) -> None:
         """See `JudgeModel.forget`. Later calls have a new cache salt, if the server supports one."""
-        if self._server.takes_salt:
+        if self._server.may_take_salt:
             self._cache_salt = uuid.uuid4().hex
 
     async def aclose(self) -> None:

@@ -56,12 +56,8 @@ class Server:
     speculation: str | None
     """The server's built-in speculation; "none" if there is none, None if unknown."""
     takes_salt: bool
-    """Whether calls with a new `cache_salt` do not match earlier prefixes."""
-
-    @property
-    def may_take_salt(self) -> bool:
-        """Whether to send salts. SGLang keeps calls apart by them in later versions, and ignores them in others."""
-        return self.takes_salt or self.kind.startswith("SGLang")
+    may_take_salt: bool
+    """See `ModelCard`, like the field before."""
 
     @classmethod
     def found(cls, address: Address) -> "Server":
@@ -113,7 +109,8 @@ class _Detector(Trials):
             scores=await self._score_route(card.id) if trial.prompt is TRIAL_IDS else None,
             schema_field=await self._schema_field(card.id, trial),
             speculation=await self._speculation(),
-            takes_salt=card.owned_by == "vllm",
+            takes_salt=card.takes_salt,
+            may_take_salt=card.may_take_salt,
         )
 
     async def _trial(self, model: str) -> tuple[_Trial, Choice]:

@@ -36,7 +36,7 @@ class TorchJudge:
     def __init__(self, network: Any, tokenizer: HuggingFaceTokenizer, name: str, weights: str | None = None) -> None:
         self.name = name
         head = getattr(network, "score", None)
-        self.abilities: frozenset[JudgeAbility] = frozenset({"embed"} if head is None else {"reward"})
+        self.abilities: frozenset[JudgeAbility] = frozenset({"embed" if head is None else "reward", "forget"})
         self._body = network if head is None else network.base_model
         self._head = head
         self._tokenizer, self._ids = tokenizer, RewardIds(tokenizer)

@@ -1,5 +1,6 @@
 """The Python API with scripted engines: the prompts that a session sends to the models, and its errors."""
 
+import asyncio
 import re
 import time
 from contextlib import aclosing
@@ -10,6 +11,7 @@ import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
+from stepspec.api import session
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import PairScope
 from stepspec.client import RemoteStepSpec
@@ -293,6 +295,25 @@ async def test_a_request_may_choose_another_policy() -> None:
     with pytest.raises(UsageError, match="needs a draft"):
         await StepSpec(policy="target", pair=Pair(pair.target, None)).generate("How many?", policy="specreason")
     await pair.aclose()
+
+
+async def test_the_policy_that_was_used_last_keeps_what_it_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_OTHERS", 2)
+    spec = StepSpec(policy="specreason", pair=new_pair())
+    first = await spec._under("target")
+    for policy in ("draft", "target", "stepspec"):
+        assert (await spec._under(policy) is first) is (policy == "target")
+    assert await spec._under("target") is first
+
+
+async def test_the_time_that_another_policy_takes_to_load_counts_as_time_of_the_request() -> None:
+    class Slow(StepSpec):
+        async def _under(self, policy: str) -> StepSpec:
+            await asyncio.sleep(0.05)
+            return await super()._under(policy)
+
+    spec = Slow(policy="specreason", pair=new_pair())
+    assert (await spec.prepare("How many?", policy="target")).seconds >= 0.05
 
 
 async def test_a_session_and_a_result_are_printed_as_one_short_paragraph() -> None:

@@ -132,7 +132,7 @@ class StepSpec:
         self._owns_pair, self._record, self._closed = not isinstance(pair, Pair), record, False
         self._warned = set[str]()
         self._others: dict[str, StepSpec] = {}
-        """Sessions with the same models, by the policy of a request."""
+        """Sessions with the same models, by the policy of a request, in the order of their last use."""
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -236,9 +236,14 @@ class StepSpec:
         since = time.perf_counter()
         options = RequestOptions.of(options, changes)
         check_open(closed=self._closed)
-        if options.policy not in (None, self.policy_name):
-            other = await self._under(options.policy)
-            return await other.prepare(question, replace(options, policy=None))
+        session = self if options.policy in (None, self.policy_name) else await self._under(options.policy)
+        return await session._prepare(question, options, since)
+
+    async def _prepare(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
+        """Check and encode a request under this session's policy. See `prepare`.
+
+        `since` is when the request began, which may have waited for a policy to load.
+        """
         sampling = options.sampled(self._answering.default_sampling)
 
         def encode() -> _Encoded:
@@ -274,9 +279,10 @@ class StepSpec:
         if policy not in self._others:
             other = await asyncio.to_thread(StepSpec, policy=policy, pair=self.pair, record=self._record)
             self._others.setdefault(policy, other)
-            if len(self._others) > MAX_OTHERS:
-                del self._others[next(iter(self._others))]
-        return self._others[policy]
+        found = self._others[policy] = self._others.pop(policy)  # the dictionary begins with the least recently used
+        if len(self._others) > MAX_OTHERS:
+            del self._others[next(iter(self._others))]
+        return found
 
     async def _run(
         self,

@@ -457,6 +457,13 @@ def _try_load(kind: Any, name: str) -> Any:
         return None
 
 
+def load_config(name: str) -> Any:
+    """Load a model's configuration, without the attention kernel that it may name."""
+    config = _load(AutoConfig, name)
+    config._attn_implementation = None  # a kernel on the Hub is code that comes with the model
+    return config
+
+
 def _load(kind: Any, name: str) -> Any:
     return kind.from_pretrained(name, **loading_options(name))
 

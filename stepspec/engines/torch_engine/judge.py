@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, DynamicCache
+from transformers import AutoModel, AutoModelForSequenceClassification, DynamicCache
 
-from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
+from stepspec.engines.hugging_face import (
+    HuggingFaceTokenizer,
+    load_config,
+    load_tokenizer,
+    loading_options,
+    weights_hash,
+)
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.thinking import NONE
 from stepspec.engines.torch_engine.slots import common_prefix
@@ -63,8 +69,7 @@ class TorchJudge:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         options = loading_options(name)
         try:
-            config: Any = AutoConfig.from_pretrained(name, **options)
-            config._attn_implementation = None  # a model may name a kernel on the Hub, which is code that comes with it
+            config = load_config(name)
             classifies = any("ForSequenceClassification" in each for each in config.architectures or ())
             kind: Any = AutoModelForSequenceClassification if classifies else AutoModel
             loaded = kind.from_pretrained(

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from stepspec.engines.hugging_face import loading_options
+from stepspec.engines.hugging_face import load_config, loading_options
 from stepspec.engines.torch_engine import attention
 from stepspec.engines.torch_engine.attention import Masks, UnsupportedAttentionError, runs_of_like_length
 from stepspec.engines.torch_engine.body import (
@@ -624,8 +624,7 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
     options = loading_options(name)
     try:
-        config: Any = AutoConfig.from_pretrained(name, **options)
-        config._attn_implementation = None  # a model may name a kernel on the Hub, which is code that comes with it
+        config = load_config(name)
         refuse_unsupported(config, name)
         _check_weights(Path(name), config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(

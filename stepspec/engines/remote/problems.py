@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from stepspec.base.printable import printable
 from stepspec.engines.remote.address import KEYS, Address
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError
 
@@ -116,7 +117,6 @@ def message_in(found: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the start of a text without line breaks and control characters."""
-    text = " ".join(text[: 2 * MAX_QUOTED].split())
-    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    """Return the start of a text on one line, with control characters escaped."""
+    text = printable(" ".join(text[: 2 * MAX_QUOTED].split()))
     return text.rstrip(".") if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

@@ -32,7 +32,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name == "ToolCallDelta":
-            raise ImportError("stepspec has no ToolCallDelta: a tool call comes when it is complete, as ToolCalled.")
+            raise AttributeError("stepspec has no ToolCallDelta: a tool call comes when it is complete, as ToolCalled.")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

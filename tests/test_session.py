@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
+import stepspec
 from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
 from stepspec.api import session
 from stepspec.api.pairs import EMBEDDED
@@ -421,3 +422,9 @@ async def test_the_embedded_pair_has_a_name() -> None:
 
 def test_a_usage_error_is_a_stepspec_error() -> None:
     assert issubclass(UsageError, StepSpecError)
+
+
+def test_a_name_that_is_gone_is_no_attribute_and_says_what_takes_its_place() -> None:
+    assert not hasattr(stepspec, "ToolCallDelta")
+    with pytest.raises(AttributeError, match="as ToolCalled"):
+        getattr(stepspec, "ToolCallDelta")  # noqa: B009 (for type checkers, it does not exist)

@@ -54,7 +54,7 @@ class ModelFacts:
         vocabulary: number of token ids; None if unknown.
         has_template: whether it has a chat template that renders a question.
         thinking: how it thinks; None if it does not mark its thinking.
-        tool_calls: formats in which its tool calls are read; None without a chat template. `json` is an answer that is
+        tool_calls: formats in which its tool calls are read; empty without a chat template. `json` is an answer that is
             nothing but calls in JSON.
         sampling: the sampling that its files recommend.
         abilities: optional features of its engine.
@@ -70,7 +70,7 @@ class ModelFacts:
     vocabulary: int | None
     has_template: bool
     thinking: Thinking | None
-    tool_calls: str | None
+    tool_calls: Sequence[str]
     sampling: Mapping[str, float]
     abilities: Sequence[str]
     drafters: Sequence[str]
@@ -125,8 +125,10 @@ def model_facts(engine: Engine) -> ModelFacts:
         has_template = True
     except UsageError:
         form, has_template = None, False
-    named = next((name for name, each in CALL_FORMATS.items() if each is form), "of its response template")
-    named = "hermes, as described in the system turn" if form is None else named
+    if form is None:
+        named = "hermes, as described in the system turn"
+    else:
+        named = next((name for name, each in CALL_FORMATS.items() if each is form), "of its response template")
     return ModelFacts(
         name=engine.name,
         engine=_text(described.get("device")),
@@ -135,7 +137,7 @@ def model_facts(engine: Engine) -> ModelFacts:
         vocabulary=tokenizer.num_ids,
         has_template=has_template,
         thinking=_thinking(engine) if has_template else None,
-        tool_calls=f"{named}; json" if has_template else None,
+        tool_calls=(named, "json") if has_template else (),
         sampling=engine.default_sampling,
         abilities=sorted(engine.abilities),
         drafters=[*engine.drafters],

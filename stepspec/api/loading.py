@@ -246,11 +246,9 @@ def choose_judges(given: Mapping[str, str], wanted: Collection[str], folder: Pat
         wanted: names of judge models that policies need.
         folder: folder of the named pair, if there is one.
     """
-    if folder is None:
-        return {name: with_kind(spec) for name, spec in given.items()}
-    return {name: f"torch:{folder / name}" for name in wanted if (folder / name / "config.json").exists()} | {
-        name: with_kind(spec) for name, spec in given.items()
-    }
+    own = [name for name in wanted if folder is not None and (folder / name / "config.json").exists()]
+    specs = {name: f"torch:{folder}/{name}" for name in own} | dict(given)
+    return {name: with_kind(spec) for name, spec in specs.items()}
 
 
 def load_judge(name: str, spec: str) -> JudgeModel:

@@ -41,15 +41,20 @@ class PairScope(FileModel):
         """Load the description from the folder of a pair."""
         return cls.model_validate_json((folder / FILE).read_bytes())
 
-    async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
-        """Return `knows` for a prompt below the bound, else None. `target` must be that of the pair.
+    async def note(self, target: Engine, prompt: Sequence[int], group: str | None = None) -> str | None:
+        """Return `knows` for a prompt below the bound, else None.
+
+        Args:
+            target: that of the pair.
+            prompt: ids of the prompt.
+            group: see `TokenBuffer`.
 
         Raises:
             EngineError: the target failed.
         """
-        read = prompt.group, _read(prompt)
+        read = group, tuple(prompt[:MAX_READ])
         if read not in self._known:
-            mean = await mean_logprob(target, prompt)
+            mean = await mean_logprob(target, prompt, group)
             self._known[read] = mean is None or mean >= self.least_logprob
         self._known.move_to_end(read)
         if len(self._known) > MAX_KNOWN:
@@ -57,22 +62,17 @@ class PairScope(FileModel):
         return None if self._known[read] else self.knows
 
 
-async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
+async def mean_logprob(target: Engine, prompt: Sequence[int], group: str | None = None) -> float | None:
     """Compute the mean log-probability, in nats, of a prompt's tokens from the second to `MAX_READ`; None if the target
     does not support it.
 
     Raises:
         EngineError: the target failed.
     """
-    ids = _read(prompt)
+    ids = prompt[:MAX_READ]
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
     # In a group of its own, so that requests find cached what requests have read, and not what this check has.
-    alone = TokenBuffer(ids[:1], group=f"scope {prompt.group}")
+    alone = TokenBuffer(ids[:1], group=f"scope {group}")
     logprobs = (await target.verify(Verify(alone, ids[1:]))).logprobs
     return sum(logprobs) / len(logprobs) if logprobs else None
-
-
-def _read(prompt: TokenBuffer) -> Sequence[int]:
-    """Return the tokens that the check reads."""
-    return tuple(prompt.since(0, min(MAX_READ, len(prompt))))

@@ -294,16 +294,18 @@ class StepSpec:
     ) -> AsyncGenerator[Event, None]:
         since, note = time.perf_counter(), None
         if self.pair.scope is not None:
-            prompt = TokenBuffer(encoded.prompt.ids, group=options.cache_salt)
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
-                    note = await self.pair.scope.note(self.pair.target, prompt)
+                    note = await self.pair.scope.note(self.pair.target, encoded.prompt.ids, options.cache_salt)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
             yield Noted(note)
-        # max_context is above every possible number of committed tokens, because the prompt takes part of it.
-        most = self.pair.target.max_context if note is None else MAX_UNKNOWN_TOKENS
-        most = most if options.max_tokens is None else options.max_tokens
+        if options.max_tokens is not None:
+            most = options.max_tokens
+        elif note is not None:
+            most = MAX_UNKNOWN_TOKENS
+        else:  # above every possible number of committed tokens, because the prompt takes part of it
+            most = self.pair.target.max_context
         request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
         self._warn(request)
         async with aclosing(run(request)) as events:
@@ -374,9 +376,14 @@ class StepSpec:
         target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
-            start = len(encoded.prompt.ids)
-            whose = options.session_id, options.cache_salt
-            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, *whose)
+            draft = TranslatedDraft(
+                draft,
+                encoded.draft_prompt,
+                target.tokenizer,
+                start=len(encoded.prompt.ids),
+                session=options.session_id,
+                group=options.cache_salt,
+            )
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(

@@ -69,7 +69,7 @@ def _about(role: str, model: "ModelFacts") -> Iterator[str]:
             "context": f"{model.context:,} tokens",
             "vocabulary": "unknown" if model.vocabulary is None else f"{model.vocabulary:,} tokens",
             "thinking": _thinking(model),
-            "tool calls": model.tool_calls or "none",
+            "tool calls": "; ".join(model.tool_calls) or "none",
             "sampling": ", ".join(f"{name} {value:g}" for name, value in model.sampling.items()) or "greedy",
             "returns": ", ".join(model.abilities) or "text only",
             "drafters": ", ".join(model.drafters) or "none",

@@ -40,7 +40,8 @@ class Marks:
             return marked
         begins, ends = self._tokenizer.special_edges(text.strip())
         before, _, after = marked.partition(core)
-        return "".join((before, f"{key}3" * begins, core, f"{key}3" * ends, after))
+        edge = f"{key}3"
+        return "".join((before, edge if begins else "", core, edge if ends else "", after))
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of the text that the template made of marked strings."""

@@ -13,7 +13,6 @@ import numpy as np
 from stepspec.api.pairs import EMBEDDED, PAIRS, SMOL_WEIGHTS, find_pair
 from stepspec.api.scope import FILE, PairScope, mean_logprob
 from stepspec.chat.prompts import checked_messages, encode_messages
-from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -50,7 +49,7 @@ async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
     found: list[float | None] = []
     for start in range(0, len(questions), TOGETHER):
         asked = ([{"role": "user", "content": question}] for question in questions[start : start + TOGETHER])
-        prompts = [TokenBuffer(encode_messages(engine.tokenizer, checked_messages(each))) for each in asked]
+        prompts = [encode_messages(engine.tokenizer, checked_messages(each)) for each in asked]
         found += await asyncio.gather(*(mean_logprob(engine, prompt) for prompt in prompts))
     return [mean for mean in found if mean is not None]
 

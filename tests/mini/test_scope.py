@@ -16,7 +16,7 @@ from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import MAX_READ, PairScope
 from stepspec.api.session import MAX_UNKNOWN_TOKENS
-from stepspec.engines.protocol import TokenBuffer, Verification, Verify
+from stepspec.engines.protocol import Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -122,10 +122,10 @@ async def test_the_turns_of_a_conversation_are_checked_once(
         return await verify(call)
 
     monkeypatch.setattr(target, "verify", counted)
-    prompt = TokenBuffer(random.Random(0).choices(range(10, 200), k=MAX_READ))
+    prompt = random.Random(0).choices(range(10, 200), k=MAX_READ)
     for _ in range(3):
         assert await scope.note(target, prompt) == scope.knows
-        prompt.append(range(10, 50))
+        prompt += range(10, 50)
     assert num_checks == 1
-    assert await scope.note(target, TokenBuffer(range(10, 60))) == scope.knows
+    assert await scope.note(target, range(10, 60)) == scope.knows
     assert num_checks == 2

@@ -58,8 +58,8 @@ def test_a_model_is_described(config: str, family: str, tmp_path: Path) -> None:
     assert facts.policies["target"] is None
     assert "draft" in (facts.policies["stepspec"] or "")
     text = "\n".join(lines_of(facts))
-    assert (facts.target.tool_calls or "").endswith("; json")
-    assert f"{facts.target.tool_calls}\n" in text
+    assert facts.target.tool_calls[-1] == "json"
+    assert f"{'; '.join(facts.target.tool_calls)}\n" in text
     assert f"format {thinking.format}; opened with {thinking.opening!r}" in text
     assert ("turned on with enable_thinking=true" in text) == FAMILIES[family].switches
 

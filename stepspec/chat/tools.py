@@ -16,7 +16,8 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stepspec.engines.protocol import Tokenizer
+from stepspec.base.json_schema import Part, part_at
+from stepspec.engines.protocol import GRAMMAR_OPTIONS, Tokenizer
 from stepspec.errors import UsageError, unknown_name
 
 Tool = Mapping[str, Any]
@@ -119,28 +120,18 @@ class Toolbox:
         ]
 
 
-VALUES = ("const", "enum", "default", "examples")
-"""Keys of a schema that hold values, not schemas."""
-
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keys of a schema that hold schemas by names, which may be any."""
-
-
 def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
     """Return a schema that can stand anywhere in another one, which has the `definitions` at its top.
 
     A schema with references moves there whole, as `name`, because references resolve from the top.
     """
 
-    def moved(form: Any, *, by_name: bool = False) -> Any:
+    def moved(form: Any, part: Part = "schema") -> Any:
         if isinstance(form, list):
-            return [moved(each) for each in cast("list[Any]", form)]
-        if not isinstance(form, Mapping):
+            return [moved(each, part) for each in cast("list[Any]", form)]
+        if not isinstance(form, Mapping) or part == "value":
             return form
-        found = {
-            key: each if key in VALUES and not by_name else moved(each, by_name=key in NAMED and not by_name)
-            for key, each in cast("Mapping[str, Any]", form).items()
-        }
+        found = {key: moved(each, part_at(key, part)) for key, each in cast("Mapping[str, Any]", form).items()}
         to = found.get("$ref")
         return found | {"$ref": top + to[1:]} if isinstance(to, str) and re.match("#(/|$)", to) else found
 
@@ -151,13 +142,15 @@ def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) 
     return {"$ref": top}
 
 
-JSON_TYPES: Mapping[type, str] = dict(
-    zip(
-        (bool, int, float, str, NoneType, dict, list),
-        ("boolean", "integer", "number", "string", "null", "object", "array"),
-        strict=True,
-    )
-)
+JSON_TYPES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    NoneType: "null",
+    dict: "object",
+    list: "array",
+}
 
 
 MAX_ALTERNATIVES = 64
@@ -181,8 +174,12 @@ def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
         if types is None:
             values = [*_listed(form.get("enum")), *([form["const"]] if "const" in form else [])]
             yield from (JSON_TYPES[type(value)] for value in values if type(value) in JSON_TYPES)
-            yield from ["object"] * ("properties" in form) + ["array"] * ("items" in form)
-        yield from ["null"] * (form.get("nullable") is True)
+            if "properties" in form:
+                yield "object"
+            if "items" in form:
+                yield "array"
+        if form.get("nullable") is True:
+            yield "null"
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -251,7 +248,7 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     definitions: dict[str, Any] = calls.pop("$defs", {})
     own = _movable(schema, ANSWER, definitions)
     top = {"$defs": definitions} if definitions else {}
-    top |= {name: schema[name] for name in ("x-guidance",) if name in schema}  # the torch engine reads it there
+    top |= {name: schema[name] for name in (GRAMMAR_OPTIONS,) if name in schema}
     return _json_text({"anyOf": [calls, own], **top})
 
 

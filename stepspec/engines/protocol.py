@@ -18,6 +18,8 @@ from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageErro
 
 HIGHEST_ID = (1 << 31) - 1
 HIGHEST_NUMBER = (1 << 63) - 1
+GRAMMAR_OPTIONS = "x-guidance"
+"""Key at the top of a JSON schema with options of the grammar that the torch engine makes of it."""
 
 
 class TokenBuffer:

@@ -184,8 +184,8 @@ def _options(form: Mapping[str, Any]) -> Mapping[str, Any]:
     valid = isinstance(options, dict) and all(type(each) is kinds.get(name) for name, each in options.items())
     if not valid or options.get("max_digits", 1) < 1:
         raise UsageError(
-            f"The JSON schema has an invalid {GRAMMAR_OPTIONS}. It may have whitespace_pattern, a regular expression, and "
-            "max_digits, a whole number above 0."
+            f"The JSON schema has an invalid {GRAMMAR_OPTIONS}. It may have whitespace_pattern, a regular expression, "
+            "and max_digits, a whole number above 0."
         )
     return cast("Mapping[str, Any]", options)
 

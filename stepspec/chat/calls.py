@@ -9,7 +9,7 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 from stepspec.chat.events import ToolCall
@@ -43,15 +43,14 @@ class WrittenCalls(CallReader):
     The response parser of transformers finds the regions that contain calls.
     """
 
-    def __init__(self, new_parser: Callable[[], Any], form: CallFormat, names: Container[str]) -> None:
+    def __init__(self, parser: Any, form: CallFormat, names: Container[str]) -> None:
         """
         Args:
-            new_parser: creates a parser with the format's template, see `Tokenizer.response_parser`.
+            parser: a new parser with the format's template, see `Tokenizer.response_parser`.
             form: the model's format.
             names: names of the tools.
         """
-        self._new_parser, self._form, self._names = new_parser, form, names
-        self._parser = new_parser()
+        self._parser, self._form, self._names = parser, form, names
         self._values: JsonCalls | None = None
         """Reads the open region."""
         self._body: list[str] = []
@@ -63,30 +62,33 @@ class WrittenCalls(CallReader):
         """Whether `END` has been fed."""
 
     def feed(self, text: str) -> Sequence[Found]:
-        return [each for part in re.findall(r'[^"]*"|[^"]+', text) for each in self._feed(part)]
+        may_have_strings = self._values is not None or self._parser.holds_text or self._form.opener.search(text)
+        split = self._form.in_json and may_have_strings
+        parts = re.findall(r'[^"]*"|[^"]+', text) if split else [text]
+        return [each for part in parts for each in self._feed(part)]
 
-    def _feed(self, part: str, *, last: bool = False) -> list[Found]:
-        """Read text with at most one quote, at its end. The parser sees no strings of JSON: a mark there is none."""
-        if not last and self._values is not None and self._values.in_string:
+    def _feed(self, part: str) -> list[Found]:
+        """Read text with at most one quote in a call, at its end. The parser sees no strings of JSON: a mark there is
+        none."""
+        if self._values is not None and self._values.in_string:
             return self._read_body(part)
-        try:
-            return self._read(self._parser.finalize()[1] if last else self._parser.feed(part))
-        except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
-            text, self._parser, self._values = "".join(self._body) + self._own(part), self._new_parser(), None
-            return _invalid(text, f"The call cannot be parsed: {error}")
+        return self._read(self._parser.feed(part))
+
+    def _end(self) -> list[Found]:
+        return self._read(self._parser.finalize()[1])
 
     def finish(self, *, cut: bool) -> Sequence[Found]:
         self._ended = True
         found = self._feed(END)
         if self._values is None:
-            found += self._feed("", last=True)
+            found += self._end()
             return [*found, "" if any(isinstance(each, ToolCall) for each in found) else self._space]
         self.incomplete = cut and (self._form.has_end or not self._form.in_json or bool(self._values.rest))
         if cut:
             return found
         if self._form.has_end:
             return [*found, *_invalid("".join(self._body), "The call is incomplete.")]
-        return [*found, *self._feed("", last=True)]
+        return [*found, *self._end()]
 
     def _own(self, text: str) -> str:
         """Return what the model wrote of a text."""
@@ -118,12 +120,14 @@ class WrittenCalls(CallReader):
         return []
 
     def _close_region(self, value: Any) -> list[Found]:
-        """Return the calls of the region that has ended. `value` is what the parser made of it."""
+        """Return the calls of the region that has ended. `value` is what the parser made of it, or its error."""
         assert self._values is not None
         values, self._values = self._values, None
         if self._form.in_json:
             return [*self._complete, *values.close()]
         text, parameters = "".join(self._body), self._form.parameters
+        if isinstance(value, Exception):
+            return _invalid(text, f"The call cannot be parsed: {value}")
         if parameters is not None:
             found = [*parameters.finditer(text)]
             keys = [each["key"] for each in found]
@@ -208,7 +212,7 @@ class OnlyCalls(CallReader):
             begins = self._leading and bound[:1] == [True]
             self._called = begins and "".join(self._held).lstrip().startswith("{")
         if self._called:
-            return [*found, *([] if is_json else self._release(self._values.rest))]
+            return [*found, *([] if is_json else self._release(between))]
         self._found += found
         may_be_calls = is_json and all(bound) and self._num_held <= MAX_HELD
         return [] if may_be_calls else self._release("".join(self._held))

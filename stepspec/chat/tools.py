@@ -129,7 +129,7 @@ def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) 
     def moved(form: Any, part: Part = "schema") -> Any:
         if isinstance(form, list):
             return [moved(each, part) for each in cast("list[Any]", form)]
-        if not isinstance(form, Mapping) or part == "value":
+        if part == "value" or not isinstance(form, Mapping):
             return form
         found = {key: moved(each, part_at(key, part)) for key, each in cast("Mapping[str, Any]", form).items()}
         to = found.get("$ref")
@@ -326,7 +326,7 @@ class CallFormat:
 
     Attributes:
         mark: text that a rendered call has only in this format.
-        opener: matches the beginning of a call.
+        opener: matches the mark that begins a call.
         template: the response template for transformers' parser, version 1.
         in_json: whether calls are plain JSON. The template then passes them on as text.
         leading: whether a JSON object that begins the answer is a call even if text follows.
@@ -356,7 +356,7 @@ BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
 TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
-BARE = r"(?<![\s\S])\s*(?:```\w*\s*)?\[?\s*\{"
+BARE = re.compile(r"\s*(?:```\w*\s*)?\[?\s*\{")
 """The beginning of an answer that may be nothing but calls in JSON."""
 
 
@@ -366,13 +366,13 @@ def _format(
     """Return a format whose calls have an opening mark and optionally a closing one. `end` follows the last call."""
     fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
     template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
-    begin = re.compile(f"{opener or re.escape(mark)}|{BARE}")
-    return CallFormat(mark, begin, template, "content" not in field, leading)
+    return CallFormat(mark, re.compile(opener or re.escape(mark)), template, "content" not in field, leading)
 
 
 def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     """Return the format in a model's own response template; None if the template has no tool calls."""
-    fields = template.get("fields", {})
+    # An answer without a required field would be an error.
+    fields: dict[str, Any] = {name: {**field, "optional": True} for name, field in template.get("fields", {}).items()}
     if not (calls := fields.get("tool_calls")):
         return None
     opens = calls.get("open", [])
@@ -382,8 +382,9 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     )
     in_json = calls.get("content", "text") in ("json", "text") and plain
     if in_json:
-        template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
-    return CallFormat("", re.compile(f"{calls.get('open_pattern') or literal}|{BARE}"), template, in_json)
+        fields["tool_calls"] = {**calls, **TEXT}
+    template = {**template, "fields": fields}
+    return CallFormat("", re.compile(calls.get("open_pattern") or literal), template, in_json)
 
 
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")

@@ -466,7 +466,7 @@ class Tokenizer(Protocol):
         ...
 
     def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Any:
-        """Create a streaming response parser (`transformers.utils.chat_parsing.ResponseParser`)."""
+        """Create a streaming parser (see `stepspec.engines.hugging_face.CallParser`)."""
         ...
 
     def piece(self, token: int) -> str:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stepspec.base.json_schema import Part, part_at
 from stepspec.engines.protocol import GRAMMAR_OPTIONS, Tokenizer
+from stepspec.engines.template_form import CALL
 from stepspec.errors import UsageError, unknown_name
 
 Tool = Mapping[str, Any]
@@ -420,9 +421,8 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
     """
     if own := _own_format(tokenizer.response_template or {}):
         return own
-    call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
     tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
-    turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     for messages in variants_with_calls(turns):
         try:
             shown = tokenizer.render(messages, add_generation_prompt=False, tools=[tool])
@@ -441,16 +441,19 @@ def call_marks(tokenizer: Tokenizer) -> str:
     return (template + BETWEEN_CALLS).replace("\\", "")
 
 
-def variants_with_calls(messages: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
-    """Return the turns in the forms of tool calls that chat templates take, the usual form first.
+def variants_with_calls(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the turns in the forms of tool calls that chat templates take, the usual form first.
 
     Some templates need the arguments as JSON text. Mistral's need ids of nine letters or digits.
     """
+    yield messages
     texts = [
         {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
         for turn in messages
     ]
-    return [messages, texts, *([_with_short_ids(turn) for turn in turns] for turns in (messages, texts))]
+    yield texts
+    for turns in (messages, texts):
+        yield [_with_short_ids(turn) for turn in turns]
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from stepspec.base.json_scanner import JsonScanner
 from stepspec.chat.events import ToolCall
 from stepspec.chat.tools import CallFormat
 
@@ -131,9 +133,8 @@ class WrittenCalls(CallReader):
         if parameters is not None:
             found = [*parameters.finditer(text)]
             keys = [each["key"] for each in found]
-            nested = any(
-                text.find(text[each.start() : each.start("key")], each.end("key"), each.end()) >= 0 for each in found
-            )
+            opened = [(text[each.start() : each.start("key")], text[each.end("key") : each.end()]) for each in found]
+            nested = any(mark in value for mark, value in opened)
             if nested or parameters.sub("", text).strip() or len(set(keys)) < len(keys):
                 return _invalid(text, "Its parameters are not complete, or one occurs twice.")
         calls = cast("list[Any]", value if isinstance(value, list) else [value])
@@ -163,7 +164,8 @@ class ListedCalls(CallReader):
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Names that models give to the arguments of a call."""
-_BESIDE = ("type", "id")
+_FURTHER = ("type", "id")
+"""Fields that a call may have besides its name and arguments."""
 _SEPARATOR = r"`(?:json|jso|js|j)?|[\s,;\[\]}]"
 """Separates calls: fences and the surplus closing braces that some models write, too."""
 _BETWEEN = re.compile(rf"(?:\[TOOL_CALLS\]|{_SEPARATOR})*")
@@ -176,7 +178,7 @@ _NAMED = (
 _BEGINNING = re.compile(rf"{_BETWEEN.pattern}(?:{_NAMED}\s*)?(?=\{{)")
 _BARE_BEGINNING = re.compile(rf"{_BARE_BETWEEN.pattern}(?=\{{)")
 _LONGEST_BEGINNING = 512
-_KEYS = "|".join(("name", "function", *ARGUMENTS, *_BESIDE))
+_KEYS = "|".join(("name", "function", *ARGUMENTS, *_FURTHER))
 _NO_CALL = re.compile(rf'{_BARE_BETWEEN.pattern}\{{\s*(?:[^\s"]|"(?!(?:{_KEYS})")[^"]*")')
 """A JSON object that begins with a key that calls do not have."""
 MAX_HELD = 100_000
@@ -298,29 +300,20 @@ class JsonCalls:
         return _invalid(rest, "The call is incomplete." if self._chunks else "The call is not JSON.") if rest else []
 
 
-class Nesting:
+@dataclass
+class Nesting(JsonScanner):
     """Tracks the nesting depth in streamed JSON."""
 
-    def __init__(self) -> None:
-        self.in_string = False
-        self._depth = 0
-        self._escaped = False
-        """Whether the last character was a backslash that escapes the next one."""
+    depth: int = 0
 
     def read(self, text: str) -> int | None:
         """Read the next chunk. Return the position after the bracket that closes the value, or None."""
-        for position, letter in enumerate(text, 1):
-            if self._escaped:
-                self._escaped = False
-            elif self.in_string:
-                self._escaped, self.in_string = letter == "\\", letter != '"'
-            elif letter == '"':
-                self.in_string = True
-            elif letter in "{[":
-                self._depth += 1
+        for position, letter in self.outside(text):
+            if letter in "{[":
+                self.depth += 1
             elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 0:
+                self.depth -= 1
+                if self.depth == 0:
                     return position
         return None
 
@@ -343,10 +336,10 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number, object_pair
 def _call_of(value: Any, names: Container[str], text: str) -> list[Found]:
     """Return the call in a parsed value. `text` is what the model wrote."""
     fields: dict[str, Any] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
-    if isinstance(inner := fields.get("function"), Mapping) and fields.keys() <= {"function", *_BESIDE}:
+    if isinstance(inner := fields.get("function"), Mapping) and fields.keys() <= {"function", *_FURTHER}:
         fields = dict(cast("Mapping[str, Any]", inner))
     name, known = fields.pop("name", None), fields.keys() & {*ARGUMENTS}
-    others = fields.keys() - {*_BESIDE, *known}
+    others = fields.keys() - {*_FURTHER, *known}
     if not isinstance(name, str):
         return _invalid(text, "The call does not name a tool.")
     if name not in names:

@@ -21,6 +21,7 @@ from llguidance.numpy import (
 )
 from torch import Tensor
 
+from stepspec.base.json_scanner import JsonScanner
 from stepspec.base.json_schema import Part, part_at
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import GRAMMAR_OPTIONS
@@ -68,23 +69,15 @@ class Constraint:
 
 
 @dataclass
-class DigitRun:
+class DigitRun(JsonScanner):
     """The digits at the end of a JSON text, outside of strings."""
 
     length: int = 0
-    in_string: bool = False
-    escaped: bool = False
 
     def read(self, text: str) -> None:
         """Read the next chunk of the text."""
-        for letter in text:
-            self.length = self.length + 1 if letter in DIGITS and not self.in_string else 0
-            if self.escaped:
-                self.escaped = False
-            elif letter == '"':
-                self.in_string = not self.in_string
-            else:
-                self.escaped = self.in_string and letter == "\\"
+        for _, letter in self.outside(text):
+            self.length = self.length + 1 if letter in DIGITS else 0
 
 
 DIGITS = frozenset("0123456789")

@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 
 import jinja2
 from jinja2.meta import find_undeclared_variables
-from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.base.files import package_folder
 from stepspec.chat.events import AnswerDelta
-from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
+from stepspec.engines.hugging_face import CallParser, HuggingFaceTokenizer, load_tokenizer
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
@@ -132,8 +131,8 @@ class WordTokenizer:
 
     response_template = None
 
-    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ResponseParser:
-        return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> CallParser:
+        return CallParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
 
     def render(
         self,

@@ -4,7 +4,6 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import MAX_HELD, CallReader, ListedCalls, OnlyCalls, WrittenCalls
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.tools import FORMATS, CallFormat, call_format
+from stepspec.loop.limits import Demands
 
 TOKENIZER = WordTokenizer()
 NAMES = ("add", "now", "say")
@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETER
 
 def reader_of(form: CallFormat) -> CallReader:
     """Return the reader of an answer that may have tool calls."""
-    written = WrittenCalls(partial(TOKENIZER.response_parser, form.template, TOOLS), form, NAMES)
+    written = WrittenCalls(TOKENIZER.response_parser(form.template, TOOLS), form, NAMES)
     return OnlyCalls(written, NAMES, leading=form.leading)
 
 
@@ -123,6 +123,7 @@ WRITTEN = [
         [ONE, TWO],
     ),
     ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}\n\nThis adds them.', "This adds them.", [ONE]),
+    ("llama", '{"name": "now", "parameters": {}} [1] is a note', "[1] is a note", [NOW]),
     (
         "llama",
         '{"name": "now", "parameters": {}}; {"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}; '
@@ -288,6 +289,27 @@ def test_parameters_in_a_model_s_own_template_must_be_complete(body: str, valid:
     assert [call[2] for call in read(reader_of(form), [text])[1]] == [valid]
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_call_that_cannot_be_parsed_leaves_the_others(size: int) -> None:
+    tokenizer = WordTokenizer()
+    called = {"open": "<call>", "close": "</call>", "content": "json", "transform": {"name": "{content.f}"}}
+    fields = {"content": {"content": "text", "optional": False}, "tool_calls": {**called, "repeats": True}}
+    tokenizer.response_template = {"version": 1, "start_anchor": "\0", "fields": fields}  # type: ignore[assignment]
+    form = call_format(tokenizer)
+    assert form is not None
+    good, bad = '<call>{"f": "now"}</call>', "<call>{f}</call>"
+    text, calls = read(reader_of(form), chunked(good + bad + good, size))
+    assert (text, calls) == ("{f}", [NOW, ("", "{f}", False), NOW])
+
+
+def test_quotes_in_plain_text_do_not_split_it() -> None:
+    for family in FORMATS:
+        answer = AnswerReader((), reader(family))
+        assert [*answer.feed('So "a" and "b", \'"c"\' and'), *answer.finish()] == [
+            AnswerDelta('So "a" and "b", \'"c"\' and')
+        ]
+
+
 def test_every_call_has_its_own_id() -> None:
     text = WRITTEN[1][1]
     ids = [each.id for each in reader("hermes").feed(text) if isinstance(each, ToolCall)]
@@ -297,7 +319,12 @@ def test_every_call_has_its_own_id() -> None:
 
 @pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
 def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, calls: list[Any]) -> None:
-    assert (FORMATS[family].opener.search(text) is not None) == bool(calls)
+    assert Demands(call_opener=FORMATS[family].opener).opens_call(text, before="") == bool(calls)
+
+
+def test_only_the_beginning_of_an_answer_may_be_a_call_without_a_mark() -> None:
+    demands, text = Demands(call_opener=FORMATS["hermes"].opener), '```json\n{"name": "now"}\n```\n\n'
+    assert [demands.opens_call(text, before) for before in ("", "\n\n", "Such is a call:\n\n")] == [True, True, False]
 
 
 # Text that ends within a call.

@@ -15,12 +15,14 @@ from stepspec.chat.prompts import (
     RATING_PROMPTS,
     checked_messages,
     encode_messages,
+    encode_prompt,
     encode_request,
     problem_prompt,
     prompt_version,
     rating_prompt,
     render_probe,
 )
+from stepspec.engines.marked import Marks
 from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.conversation import Conversation
@@ -323,6 +325,29 @@ def test_marks_at_edges_do_not_change_how_other_text_is_encoded(text: str) -> No
     text = f"|>{text.strip()}<"
     assume(not JSON_LINE.special_spans(text))
     assert encode_request(JSON_LINE, text) == JSON_LINE.encode(json.dumps(text, ensure_ascii=False) + " <")
+
+
+class EdgedTokenizer(WordTokenizer):
+    """Any text may be part of a special token."""
+
+    def special_edges(self, text: str) -> tuple[bool, bool]:
+        return True, True
+
+
+def test_names_that_templates_look_for_get_no_marks() -> None:
+    form = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    marked = Marks(EdgedTokenizer()).put({"name": "f", "description": "F.", "parameters": form})
+    assert marked["parameters"]["type"] == "object"
+    ((name, of_name),) = marked["parameters"]["properties"].items()
+    assert name != "x"
+    assert of_name == {"type": "string"}
+
+
+def test_a_variable_of_the_template_keeps_its_name() -> None:
+    tokenizer = EdgedTokenizer(PLAIN_TEMPLATE + "{{ im_start }}", tags=False)
+    prompt = encode_prompt(tokenizer, [{"role": "user", "content": "How many?"}], arguments={"im_start": "<|end|>"})
+    assert tokenizer.decode(prompt.ids).endswith("<|assistant|><|end|>")
+    assert not tokenizer.is_special(prompt.ids[-1])
 
 
 def test_a_server_that_takes_only_text_gets_no_special_tokens_of_a_message() -> None:

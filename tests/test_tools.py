@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -101,7 +100,7 @@ def test_arguments_written_as_text_become_values_of_their_schema() -> None:
     texts = {"o": '{"k": [1]}', "n": "2.5", "c": "7", "e": "2", "a": "[1]", "s": "5"}
     written = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
     form = FORMATS["qwen-xml"]
-    reader = WrittenCalls(partial(WordTokenizer().response_parser, form.template, tools), form, {"f"})
+    reader = WrittenCalls(WordTokenizer().response_parser(form.template, tools), form, {"f"})
     found = [*reader.feed(f"<tool_call>\n<function=f>\n{written}</function>\n</tool_call>"), *reader.finish(cut=False)]
     (call,) = [each for each in found if isinstance(each, ToolCall)]
     assert json.loads(call.arguments) == {"o": {"k": [1]}, "n": 2.5, "c": 7, "e": 2, "a": [1], "s": "5"}

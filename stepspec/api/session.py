@@ -553,7 +553,7 @@ class StepSpec:
         tokenizer = self.pair.target.tokenizer
         form = call_format(tokenizer) or HERMES
         typed = [] if form.in_json else toolbox.typed()
-        written = WrittenCalls(partial(tokenizer.response_parser, form.template, typed), form, toolbox.tools)
+        written = WrittenCalls(tokenizer.response_parser(form.template, typed), form, toolbox.tools)
         return OnlyCalls(written, toolbox.tools, leading=form.leading)
 
     @known_options

@@ -1,6 +1,8 @@
 """The visible answer of a stream: text up to the first stop string, separated from tool calls."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import cast
 
 from stepspec.chat.calls import CallReader, Found
 from stepspec.chat.events import AnswerDelta, AnswerEvent, ToolCall, ToolCalled
@@ -68,16 +70,17 @@ class AnswerReader:
             self.incomplete = self._reader.incomplete and not (self._only_call and self.has_call)
 
     def _events(self, found: Sequence[Found]) -> Iterator[AnswerEvent]:
-        for each in found:
-            if self._only_call and self.has_call:
-                return
-            if isinstance(each, ToolCall):
-                self.calls.append(each)
-                self.stopped |= self._only_call and self.has_call
-                yield ToolCalled(len(self.calls) - 1, each)
-            elif each:
-                self._chunks.append(each)
-                yield AnswerDelta(each)
+        for is_text, group in groupby(found, lambda each: isinstance(each, str)):
+            for each in ["".join(cast("Iterator[str]", group))] if is_text else group:
+                if self._only_call and self.has_call:
+                    return
+                if isinstance(each, ToolCall):
+                    self.calls.append(each)
+                    self.stopped |= self._only_call and self.has_call
+                    yield ToolCalled(len(self.calls) - 1, each)
+                elif each:
+                    self._chunks.append(each)
+                    yield AnswerDelta(each)
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:

@@ -9,9 +9,11 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from stepspec.base.json_scanner import JsonScanner
 from stepspec.chat.events import ToolCall
 from stepspec.chat.tools import CallFormat
 
@@ -43,15 +45,14 @@ class WrittenCalls(CallReader):
     The response parser of transformers finds the regions that contain calls.
     """
 
-    def __init__(self, new_parser: Callable[[], Any], form: CallFormat, names: Container[str]) -> None:
+    def __init__(self, parser: Any, form: CallFormat, names: Container[str]) -> None:
         """
         Args:
-            new_parser: creates a parser with the format's template, see `Tokenizer.response_parser`.
+            parser: a new parser with the format's template, see `Tokenizer.response_parser`.
             form: the model's format.
             names: names of the tools.
         """
-        self._new_parser, self._form, self._names = new_parser, form, names
-        self._parser = new_parser()
+        self._parser, self._form, self._names = parser, form, names
         self._values: JsonCalls | None = None
         """Reads the open region."""
         self._body: list[str] = []
@@ -63,30 +64,33 @@ class WrittenCalls(CallReader):
         """Whether `END` has been fed."""
 
     def feed(self, text: str) -> Sequence[Found]:
-        return [each for part in re.findall(r'[^"]*"|[^"]+', text) for each in self._feed(part)]
+        may_have_strings = self._values is not None or self._parser.holds_text or self._form.opener.search(text)
+        split = self._form.in_json and may_have_strings
+        parts = re.findall(r'[^"]*"|[^"]+', text) if split else [text]
+        return [each for part in parts for each in self._feed(part)]
 
-    def _feed(self, part: str, *, last: bool = False) -> list[Found]:
-        """Read text with at most one quote, at its end. The parser sees no strings of JSON: a mark there is none."""
-        if not last and self._values is not None and self._values.in_string:
+    def _feed(self, part: str) -> list[Found]:
+        """Read text with at most one quote in a call, at its end. The parser sees no strings of JSON: a mark there is
+        none."""
+        if self._values is not None and self._values.in_string:
             return self._read_body(part)
-        try:
-            return self._read(self._parser.finalize()[1] if last else self._parser.feed(part))
-        except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
-            text, self._parser, self._values = "".join(self._body) + self._own(part), self._new_parser(), None
-            return _invalid(text, f"The call cannot be parsed: {error}")
+        return self._read(self._parser.feed(part))
+
+    def _end(self) -> list[Found]:
+        return self._read(self._parser.finalize()[1])
 
     def finish(self, *, cut: bool) -> Sequence[Found]:
         self._ended = True
         found = self._feed(END)
         if self._values is None:
-            found += self._feed("", last=True)
+            found += self._end()
             return [*found, "" if any(isinstance(each, ToolCall) for each in found) else self._space]
         self.incomplete = cut and (self._form.has_end or not self._form.in_json or bool(self._values.rest))
         if cut:
             return found
         if self._form.has_end:
             return [*found, *_invalid("".join(self._body), "The call is incomplete.")]
-        return [*found, *self._feed("", last=True)]
+        return [*found, *self._end()]
 
     def _own(self, text: str) -> str:
         """Return what the model wrote of a text."""
@@ -118,18 +122,19 @@ class WrittenCalls(CallReader):
         return []
 
     def _close_region(self, value: Any) -> list[Found]:
-        """Return the calls of the region that has ended. `value` is what the parser made of it."""
+        """Return the calls of the region that has ended. `value` is what the parser made of it, or its error."""
         assert self._values is not None
         values, self._values = self._values, None
         if self._form.in_json:
             return [*self._complete, *values.close()]
         text, parameters = "".join(self._body), self._form.parameters
+        if isinstance(value, Exception):
+            return _invalid(text, f"The call cannot be parsed: {value}")
         if parameters is not None:
             found = [*parameters.finditer(text)]
             keys = [each["key"] for each in found]
-            nested = any(
-                text.find(text[each.start() : each.start("key")], each.end("key"), each.end()) >= 0 for each in found
-            )
+            opened = [(text[each.start() : each.start("key")], text[each.end("key") : each.end()]) for each in found]
+            nested = any(mark in value for mark, value in opened)
             if nested or parameters.sub("", text).strip() or len(set(keys)) < len(keys):
                 return _invalid(text, "Its parameters are not complete, or one occurs twice.")
         calls = cast("list[Any]", value if isinstance(value, list) else [value])
@@ -159,7 +164,8 @@ class ListedCalls(CallReader):
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Names that models give to the arguments of a call."""
-_BESIDE = ("type", "id")
+_FURTHER = ("type", "id")
+"""Fields that a call may have besides its name and arguments."""
 _SEPARATOR = r"`(?:json|jso|js|j)?|[\s,;\[\]}]"
 """Separates calls: fences and the surplus closing braces that some models write, too."""
 _BETWEEN = re.compile(rf"(?:\[TOOL_CALLS\]|{_SEPARATOR})*")
@@ -172,7 +178,7 @@ _NAMED = (
 _BEGINNING = re.compile(rf"{_BETWEEN.pattern}(?:{_NAMED}\s*)?(?=\{{)")
 _BARE_BEGINNING = re.compile(rf"{_BARE_BETWEEN.pattern}(?=\{{)")
 _LONGEST_BEGINNING = 512
-_KEYS = "|".join(("name", "function", *ARGUMENTS, *_BESIDE))
+_KEYS = "|".join(("name", "function", *ARGUMENTS, *_FURTHER))
 _NO_CALL = re.compile(rf'{_BARE_BETWEEN.pattern}\{{\s*(?:[^\s"]|"(?!(?:{_KEYS})")[^"]*")')
 """A JSON object that begins with a key that calls do not have."""
 MAX_HELD = 100_000
@@ -208,7 +214,7 @@ class OnlyCalls(CallReader):
             begins = self._leading and bound[:1] == [True]
             self._called = begins and "".join(self._held).lstrip().startswith("{")
         if self._called:
-            return [*found, *([] if is_json else self._release(self._values.rest))]
+            return [*found, *([] if is_json else self._release(between))]
         self._found += found
         may_be_calls = is_json and all(bound) and self._num_held <= MAX_HELD
         return [] if may_be_calls else self._release("".join(self._held))
@@ -294,29 +300,20 @@ class JsonCalls:
         return _invalid(rest, "The call is incomplete." if self._chunks else "The call is not JSON.") if rest else []
 
 
-class Nesting:
+@dataclass
+class Nesting(JsonScanner):
     """Tracks the nesting depth in streamed JSON."""
 
-    def __init__(self) -> None:
-        self.in_string = False
-        self._depth = 0
-        self._escaped = False
-        """Whether the last character was a backslash that escapes the next one."""
+    depth: int = 0
 
     def read(self, text: str) -> int | None:
         """Read the next chunk. Return the position after the bracket that closes the value, or None."""
-        for position, letter in enumerate(text, 1):
-            if self._escaped:
-                self._escaped = False
-            elif self.in_string:
-                self._escaped, self.in_string = letter == "\\", letter != '"'
-            elif letter == '"':
-                self.in_string = True
-            elif letter in "{[":
-                self._depth += 1
+        for position, letter in self.outside(text):
+            if letter in "{[":
+                self.depth += 1
             elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 0:
+                self.depth -= 1
+                if self.depth == 0:
                     return position
         return None
 
@@ -339,10 +336,10 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number, object_pair
 def _call_of(value: Any, names: Container[str], text: str) -> list[Found]:
     """Return the call in a parsed value. `text` is what the model wrote."""
     fields: dict[str, Any] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
-    if isinstance(inner := fields.get("function"), Mapping) and fields.keys() <= {"function", *_BESIDE}:
+    if isinstance(inner := fields.get("function"), Mapping) and fields.keys() <= {"function", *_FURTHER}:
         fields = dict(cast("Mapping[str, Any]", inner))
     name, known = fields.pop("name", None), fields.keys() & {*ARGUMENTS}
-    others = fields.keys() - {*_BESIDE, *known}
+    others = fields.keys() - {*_FURTHER, *known}
     if not isinstance(name, str):
         return _invalid(text, "The call does not name a tool.")
     if name not in names:

@@ -6,7 +6,7 @@ wordings are never mixed.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -228,8 +228,8 @@ class Room:
         """
         if num_tokens >= self.num_tokens:
             raise ContextError(
-                f"The prompt has {'at least ' * at_least}{num_tokens} tokens, but {self.model} has a context of "
-                f"{self.num_tokens}. Shorten the question or choose a model with a longer context."
+                f"The prompt has {'at least ' if at_least else ''}{num_tokens} tokens, but {self.model} has a context "
+                f"of {self.num_tokens}. Shorten the question or choose a model with a longer context."
             )
 
 
@@ -318,7 +318,8 @@ def encode_prompt(
         _check_length(tokenizer, messages, tools, room, arguments)
     marks = Marks(tokenizer)
     turns = [{name: each if name == "role" else marks.put(each) for name, each in turn.items()} for turn in messages]
-    rendered, thinks = _render_request(tokenizer, turns, [*map(marks.put, tools)], marks.put(arguments))
+    variables = {name: marks.put(value) for name, value in arguments.items()}
+    rendered, thinks = _render_request(tokenizer, turns, [*map(marks.put, tools)], variables)
     ids = marks.encode(rendered)
     if room is not None:
         room.check(len(ids))
@@ -373,15 +374,15 @@ def _render_request(
     return (text, False) if tags.is_closed_in(text) else (text + tags.format.opening, True)
 
 
-def _first_rendered(render: Callable[[Sequence[Message]], str], variants: Sequence[Sequence[Message]]) -> str:
+def _first_rendered(render: Callable[[Sequence[Message]], str], variants: Iterable[Sequence[Message]]) -> str:
     """Return the text of the first variant that the template takes, or raise its error for the first one."""
-    try:
-        return render(variants[0])
-    except UsageError:
-        for turns in variants[1:]:
-            with suppress(UsageError):
-                return render(turns)
-        raise
+    errors: list[UsageError] = []
+    for turns in variants:
+        try:
+            return render(turns)
+        except UsageError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def yes_no_labels(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -16,7 +16,9 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stepspec.engines.protocol import Tokenizer
+from stepspec.base.json_schema import Part, part_at
+from stepspec.engines.protocol import GRAMMAR_OPTIONS, Tokenizer
+from stepspec.engines.template_form import CALL
 from stepspec.errors import UsageError, unknown_name
 
 Tool = Mapping[str, Any]
@@ -119,28 +121,18 @@ class Toolbox:
         ]
 
 
-VALUES = ("const", "enum", "default", "examples")
-"""Keys of a schema that hold values, not schemas."""
-
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keys of a schema that hold schemas by names, which may be any."""
-
-
 def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
     """Return a schema that can stand anywhere in another one, which has the `definitions` at its top.
 
     A schema with references moves there whole, as `name`, because references resolve from the top.
     """
 
-    def moved(form: Any, *, by_name: bool = False) -> Any:
+    def moved(form: Any, part: Part = "schema") -> Any:
         if isinstance(form, list):
-            return [moved(each) for each in cast("list[Any]", form)]
-        if not isinstance(form, Mapping):
+            return [moved(each, part) for each in cast("list[Any]", form)]
+        if part == "value" or not isinstance(form, Mapping):
             return form
-        found = {
-            key: each if key in VALUES and not by_name else moved(each, by_name=key in NAMED and not by_name)
-            for key, each in cast("Mapping[str, Any]", form).items()
-        }
+        found = {key: moved(each, part_at(key, part)) for key, each in cast("Mapping[str, Any]", form).items()}
         to = found.get("$ref")
         return found | {"$ref": top + to[1:]} if isinstance(to, str) and re.match("#(/|$)", to) else found
 
@@ -151,13 +143,15 @@ def _movable(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) 
     return {"$ref": top}
 
 
-JSON_TYPES: Mapping[type, str] = dict(
-    zip(
-        (bool, int, float, str, NoneType, dict, list),
-        ("boolean", "integer", "number", "string", "null", "object", "array"),
-        strict=True,
-    )
-)
+JSON_TYPES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    NoneType: "null",
+    dict: "object",
+    list: "array",
+}
 
 
 MAX_ALTERNATIVES = 64
@@ -181,8 +175,12 @@ def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
         if types is None:
             values = [*_listed(form.get("enum")), *([form["const"]] if "const" in form else [])]
             yield from (JSON_TYPES[type(value)] for value in values if type(value) in JSON_TYPES)
-            yield from ["object"] * ("properties" in form) + ["array"] * ("items" in form)
-        yield from ["null"] * (form.get("nullable") is True)
+            if "properties" in form:
+                yield "object"
+            if "items" in form:
+                yield "array"
+        if form.get("nullable") is True:
+            yield "null"
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -251,7 +249,7 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     definitions: dict[str, Any] = calls.pop("$defs", {})
     own = _movable(schema, ANSWER, definitions)
     top = {"$defs": definitions} if definitions else {}
-    top |= {name: schema[name] for name in ("x-guidance",) if name in schema}  # the torch engine reads it there
+    top |= {name: schema[name] for name in (GRAMMAR_OPTIONS,) if name in schema}
     return _json_text({"anyOf": [calls, own], **top})
 
 
@@ -329,7 +327,7 @@ class CallFormat:
 
     Attributes:
         mark: text that a rendered call has only in this format.
-        opener: matches the beginning of a call.
+        opener: matches the mark that begins a call.
         template: the response template for transformers' parser, version 1.
         in_json: whether calls are plain JSON. The template then passes them on as text.
         leading: whether a JSON object that begins the answer is a call even if text follows.
@@ -359,7 +357,7 @@ BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
 TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
-BARE = r"(?<![\s\S])\s*(?:```\w*\s*)?\[?\s*\{"
+BARE = re.compile(r"\s*(?:```\w*\s*)?\[?\s*\{")
 """The beginning of an answer that may be nothing but calls in JSON."""
 
 
@@ -369,13 +367,13 @@ def _format(
     """Return a format whose calls have an opening mark and optionally a closing one. `end` follows the last call."""
     fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
     template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
-    begin = re.compile(f"{opener or re.escape(mark)}|{BARE}")
-    return CallFormat(mark, begin, template, "content" not in field, leading)
+    return CallFormat(mark, re.compile(opener or re.escape(mark)), template, "content" not in field, leading)
 
 
 def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     """Return the format in a model's own response template; None if the template has no tool calls."""
-    fields = template.get("fields", {})
+    # An answer without a required field would be an error.
+    fields: dict[str, Any] = {name: {**field, "optional": True} for name, field in template.get("fields", {}).items()}
     if not (calls := fields.get("tool_calls")):
         return None
     opens = calls.get("open", [])
@@ -385,8 +383,9 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     )
     in_json = calls.get("content", "text") in ("json", "text") and plain
     if in_json:
-        template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
-    return CallFormat("", re.compile(f"{calls.get('open_pattern') or literal}|{BARE}"), template, in_json)
+        fields["tool_calls"] = {**calls, **TEXT}
+    template = {**template, "fields": fields}
+    return CallFormat("", re.compile(calls.get("open_pattern") or literal), template, in_json)
 
 
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
@@ -422,9 +421,8 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
     """
     if own := _own_format(tokenizer.response_template or {}):
         return own
-    call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
     tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
-    turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     for messages in variants_with_calls(turns):
         try:
             shown = tokenizer.render(messages, add_generation_prompt=False, tools=[tool])
@@ -443,16 +441,19 @@ def call_marks(tokenizer: Tokenizer) -> str:
     return (template + BETWEEN_CALLS).replace("\\", "")
 
 
-def variants_with_calls(messages: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
-    """Return the turns in the forms of tool calls that chat templates take, the usual form first.
+def variants_with_calls(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the turns in the forms of tool calls that chat templates take, the usual form first.
 
     Some templates need the arguments as JSON text. Mistral's need ids of nine letters or digits.
     """
+    yield messages
     texts = [
         {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
         for turn in messages
     ]
-    return [messages, texts, *([_with_short_ids(turn) for turn in turns] for turns in (messages, texts))]
+    yield texts
+    for turns in (messages, texts):
+        yield [_with_short_ids(turn) for turn in turns]
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:

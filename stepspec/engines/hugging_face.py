@@ -156,12 +156,28 @@ class HuggingFaceTokenizer:
     def response_template(self) -> Mapping[str, Any] | None:
         return getattr(self.own, "response_template", None)
 
-    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ResponseParser:
-        return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> "CallParser":
+        return CallParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
 
     def same_vocabulary(self, other: "HuggingFaceTokenizer") -> bool:
         """Return whether both give every token the same id."""
         return self.own.get_vocab() == other.own.get_vocab()
+
+
+class CallParser(ResponseParser):
+    """A response parser that goes on after a region that it cannot parse. The region's value is then the error."""
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether it holds back text that may become a mark."""
+        return self._pos < len(self._buffer)
+
+    def _close_current(self, events: list[dict[str, Any]]) -> None:
+        try:
+            super()._close_current(events)  # pyright: ignore[reportUnknownMemberType]
+        except (ValueError, KeyError, RecursionError) as error:
+            events.append({"type": "region_close", "field": self._current, "value": error})
+            self._reset_to_implicit()
 
 
 def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:

@@ -39,9 +39,8 @@ class Marks:
         if not core or text in READ_BY_TEMPLATES:
             return marked
         begins, ends = self._tokenizer.special_edges(text.strip())
-        before, _, after = marked.partition(core)
-        edge = f"{key}3"
-        return "".join((before, edge if begins else "", core, edge if ends else "", after))
+        edged = f"{key}3{core}" if begins else core
+        return marked.replace(core, f"{edged}{key}3" if ends else edged, 1)
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of the text that the template made of marked strings."""

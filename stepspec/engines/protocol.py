@@ -18,6 +18,8 @@ from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageErro
 
 HIGHEST_ID = (1 << 31) - 1
 HIGHEST_NUMBER = (1 << 63) - 1
+GRAMMAR_OPTIONS = "x-guidance"
+"""Key at the top of a JSON schema with options of the grammar that the torch engine makes of it."""
 
 
 class TokenBuffer:
@@ -476,7 +478,7 @@ class Tokenizer(Protocol):
         ...
 
     def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Any:
-        """Create a streaming response parser (`transformers.utils.chat_parsing.ResponseParser`)."""
+        """Create a streaming parser (see `stepspec.engines.hugging_face.CallParser`)."""
         ...
 
     def piece(self, token: int) -> str:

@@ -54,8 +54,10 @@ def _plain(message: BaseMessage) -> BaseMessage:
 
 def _reasoning_of(message: AIMessage) -> str:
     given = (message.additional_kwargs.get(name) for name in ("reasoning_content", "reasoning"))
-    if texts := [each for each in given if each and isinstance(each, str)]:
-        return texts[0]
+    if text := next((each for each in given if each and isinstance(each, str)), None):
+        return text
+    if isinstance(message.content, str):
+        return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
     return "".join(str(block.get("reasoning", "")) for block in blocks if block.get("type") == "reasoning")
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from stepspec.chat.tools import BARE
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.step import Limit
 from stepspec.loop.transcript import Transcript
@@ -17,7 +18,7 @@ class Demands:
 
     Attributes:
         json_schema: JSON schema of the answer, see `Engine.generate`.
-        call_opener: matches the beginning of a tool call, for a model that does not separate its thinking.
+        call_opener: matches the mark of a tool call, for a model that does not separate its thinking.
         max_thinking_tokens: after this many tokens, the thinking ends and the answer begins.
         max_thinking_s: after this many seconds, the thinking ends and the answer begins. If the model does not separate
             its thinking, the text ends.
@@ -38,9 +39,14 @@ class Demands:
         limited = self.max_thinking_tokens is not None or self.max_thinking_s is not None
         return self.json_schema is not None or limited or bool(self.stop_token_ids)
 
-    def opens_call(self, text: str) -> bool:
-        """Whether a tool call begins in the text of a step."""
-        return self.call_opener is not None and self.call_opener.search(text) is not None
+    def opens_call(self, text: str, before: str) -> bool:
+        """Whether a tool call begins in the text of a step after one with the text `before`.
+
+        Only the beginning of the answer may be a call without a mark.
+        """
+        if self.call_opener is None:
+            return False
+        return self.call_opener.search(text) is not None or (not before.strip() and BARE.match(text) is not None)
 
 
 class Limits:

@@ -222,10 +222,11 @@ class Lookahead:
         target does not have are never accepted.
         """
         request = self._request
-        repeated = bool(step.text.strip()) and step.text.strip() == self._text_before(place).strip()
+        before = self._text_before(place)
+        repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
         unusable = step.aborted or repeated or request.has_control_token(step.ids[: step.num_written])
         usable = step.end != "length" and not unusable
-        return usable and request.target_has(step.ids) and not request.demands.opens_call(step.text)
+        return usable and request.target_has(step.ids) and not request.demands.opens_call(step.text, before)
 
     def _text_before(self, place: Place) -> str:
         return place.steps[-1].text if place.steps else self._request.transcript.last_text

@@ -264,7 +264,12 @@ class Request:
         await self.write_rest(until=lambda: self.pace.speculates(self))
         if self.transcript.open_ids:
             await self.write_step()
-        self.only_target = any(self.demands.opens_call(step.text) for step in self.transcript.steps[num_before:])
+        self.only_target = any(map(self._opens_call, range(num_before, len(self.transcript.steps))))
+
+    def _opens_call(self, index: int) -> bool:
+        """Whether a tool call begins in a committed step."""
+        steps = self.transcript.steps
+        return self.demands.opens_call(steps[index].text, steps[index - 1].text if index else "")
 
     async def propose(self, count: int) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
@@ -442,7 +447,7 @@ class Request:
         """Whether a step after one with the text `before` is rejected without asking the judges."""
         repeated, text = proposal.text.strip() == before.strip(), self._open_text + proposal.text
         unusable = repeated or proposal.aborted or self.has_control_token(proposal.ids[: proposal.num_written])
-        return unusable or not proposal.text.strip() or self.demands.opens_call(text)
+        return unusable or not proposal.text.strip() or self.demands.opens_call(text, before)
 
     def has_control_token(self, ids: Sequence[int]) -> bool:
         """Whether a draft's text has tokens that only the target may write, such as those that open a message."""
@@ -694,7 +699,8 @@ class Request:
         """Commit the draft's tokens as `keep` does. Of an answer, only the target's own beginning is kept."""
         kept = draft.ids[: draft.num_written]
         text = self.tokenizer.decode([*self.transcript.open_ids, *kept])
-        hopeless = draft.aborted or self.has_control_token(kept) or self.demands.opens_call(text)
+        opens_call = self.demands.opens_call(text, self.transcript.last_text)
+        hopeless = draft.aborted or self.has_control_token(kept) or opens_call
         if hopeless or not self.target_has(kept):
             kept, self._draft_refused = (), True
         elif draft.tag is not None or self.tags is None:
@@ -802,7 +808,8 @@ class Request:
             already replaced.
         """
         proposal, verification, verdict = judged.proposal, judged.verification, judged.verdict
-        table = None if self.demands.opens_call(self._open_text + proposal.text) else self.policy.salvage
+        opens_call = self.demands.opens_call(self._open_text + proposal.text, self.transcript.last_text)
+        table = None if opens_call else self.policy.salvage
         num_kept = 0
         if judged.answers or (table and self.tags is None):  # the rest of the step may end the text
             num_kept = self._own_prefix(proposal, verification)
@@ -870,7 +877,7 @@ class Request:
         self._origin, self._num_from_draft, self._draft_refused = "target", 0, False
         self._writing_since, self._proposed = None, False
         steps = self.transcript.steps
-        self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
+        self.only_target = bool(steps) and self._opens_call(len(steps) - 1)
         if self.tags is None and steps:
             self.has_answered |= marks_answer(steps[-1].text, steps[-2].text if len(steps) > 1 else "")
         self.tell_committed()

@@ -231,6 +231,11 @@ BIG = 10**300
         {"type": "integer", "minimum": -(2**63) - 5, "maximum": -(2**63)},
         {"type": "array", "items": {}, "minItems": BIG},
         {"type": "string", "maxLength": BIG},
+        {"properties": {"default": {"const": -(2**63)}}},
+        {"const": {"default": -(2**63)}},
+        {"const": {"minimum": -(2**63)}},
+        {"type": "integer", "const": -(2.0**63)},
+        {"$ref": "#/default", "default": {"const": -(2**63)}},
         {"x-guidance": {"max_digits": 0}},
         {"x-guidance": {"lenient": True}},
     ],
@@ -243,7 +248,7 @@ async def test_what_the_grammar_cannot_hold_is_rejected(pair: Pair, form: Any) -
 
 @pytest.mark.parametrize("form", [{"maximum": 2**64 - 1, "minimum": 0}, {"minimum": -(2**53)}, {"maximum": 2**60}])
 async def test_bounds_that_the_grammar_holds_are_taken(pair: Pair, form: Any) -> None:
-    await pair.target.check_schema(json.dumps({"type": "integer", **form}))
+    await pair.target.check_schema(json.dumps({"type": "integer", "default": -(2**63), **form}))
 
 
 @pytest.mark.parametrize(

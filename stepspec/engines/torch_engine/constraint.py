@@ -21,15 +21,16 @@ from llguidance.numpy import (
 )
 from torch import Tensor
 
+from stepspec.base.json_scanner import JsonScanner
+from stepspec.base.json_schema import Part, part_at
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
+from stepspec.engines.protocol import GRAMMAR_OPTIONS
 from stepspec.errors import UsageError
 
 BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
 """White space allowed before the JSON and inside it. It is limited because weak models may never stop writing it."""
 MAX_DIGITS = 20
 """Digits in a row that a number has at most, for the same reason. Every integer of 64 bits fits."""
-OPTIONS = "x-guidance"
-"""Key of a schema with `whitespace_pattern` and `max_digits`, which replace the defaults."""
 GRAMMARS_KEPT = 64
 """How many grammars to cache. A schema is needed twice: before a request starts and when its answer starts."""
 
@@ -68,23 +69,15 @@ class Constraint:
 
 
 @dataclass
-class DigitRun:
+class DigitRun(JsonScanner):
     """The digits at the end of a JSON text, outside of strings."""
 
     length: int = 0
-    in_string: bool = False
-    escaped: bool = False
 
     def read(self, text: str) -> None:
         """Read the next chunk of the text."""
-        for letter in text:
-            self.length = self.length + 1 if letter in DIGITS and not self.in_string else 0
-            if self.escaped:
-                self.escaped = False
-            elif letter == '"':
-                self.in_string = not self.in_string
-            else:
-                self.escaped = self.in_string and letter == "\\"
+        for _, letter in self.outside(text):
+            self.length = self.length + 1 if letter in DIGITS else 0
 
 
 DIGITS = frozenset("0123456789")
@@ -145,17 +138,16 @@ class Grammars:
 
     def _make_grammar(self, schema: str) -> tuple[str, int]:
         try:
-            form = json.loads(schema)
+            form = _checked(json.loads(schema))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"The JSON schema is not valid JSON: {error}.") from error
         if not isinstance(form, dict):
             raise UsageError(f"The JSON schema must be an object, got {type(form).__name__}.")
         if not self._tokenizer.end_ids:
             raise UsageError("The model has no end-of-text token, so it does not support JSON schemas.")
-        _check_numbers(form)
         options = {"whitespace_pattern": WITHIN, "max_digits": MAX_DIGITS, **_options(form)}
         max_digits = options.pop("max_digits")
-        form[OPTIONS] = options
+        form[GRAMMAR_OPTIONS] = options
         value = f"value: %json {json.dumps(form)}"
         grammar = LLMatcher.grammar_from_lark(f"start: /{BEFORE}/ value\n{value}")
         if reason := self._rejection(grammar, LLMatcher.grammar_from_lark(f"start: value\n{value}")):
@@ -175,18 +167,18 @@ class Grammars:
 
 
 def _options(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options that a schema sets.
+    """Return the options that a schema sets in place of the defaults.
 
     Raises:
         UsageError: they are not valid.
     """
-    options: Any = form.get(OPTIONS, {})
+    options: Any = form.get(GRAMMAR_OPTIONS, {})
     kinds = {"whitespace_pattern": str, "max_digits": int}
     valid = isinstance(options, dict) and all(type(each) is kinds.get(name) for name, each in options.items())
     if not valid or options.get("max_digits", 1) < 1:
         raise UsageError(
-            f"The JSON schema has an invalid {OPTIONS}. It may have whitespace_pattern, a regular expression, and "
-            "max_digits, a whole number above 0."
+            f"The JSON schema has an invalid {GRAMMAR_OPTIONS}. It may have whitespace_pattern, a regular expression, "
+            "and max_digits, a whole number above 0."
         )
     return cast("Mapping[str, Any]", options)
 
@@ -199,36 +191,32 @@ ANNOTATIONS = frozenset({"default", "examples"})
 """Keys of a schema that constrain nothing."""
 
 
-def _check_numbers(form: Mapping[str, Any]) -> None:
-    """Check that the grammar holds all numbers.
+def _checked(value: Any, name: str = "", part: Part = "schema") -> Any:
+    """Return the value at the key `name` of a schema, without annotations, to which a reference could lead.
 
     Raises:
-        UsageError: it cannot hold one.
+        UsageError: the grammar cannot hold one of its numbers.
     """
-    waiting: list[tuple[str, Any]] = [*form.items()]
-    while waiting:
-        name, value = waiting.pop()
-        if name in ANNOTATIONS:
-            continue
-        if isinstance(value, list):
-            waiting += [(name, each) for each in cast("list[Any]", value)]
-        elif isinstance(value, dict):
-            waiting += cast("dict[str, Any]", value).items()
-        elif type(value) in (int, float) and not _holds(value, BOUNDS.get(name)):
-            raise UsageError(
-                f"The JSON schema has {name} {str(value)[:30]}, which the grammar cannot hold. Leave it out, or choose "
-                "a number below 2**53."
-            )
+    if isinstance(value, list):
+        return [_checked(each, name, part) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        dropped = ANNOTATIONS if part == "schema" else ()
+        return {key: _checked(each, key, part_at(key, part)) for key, each in items if key not in dropped}
+    if type(value) in (int, float) and not _holds(value, BOUNDS.get(name, 0) if part == "schema" else 0):
+        raise UsageError(
+            f"The JSON schema has {name} {str(value)[:30]}, which the grammar cannot hold. Leave it out, or choose "
+            "a number below 2**53."
+        )
+    return value
 
 
-def _holds(number: float, sign: int | None) -> bool:
+def _holds(number: float, sign: int) -> bool:
     """Return whether the grammar holds a number. A bound beyond all of its integers limits nothing.
 
-    llguidance rounds integers to floats, and -2**63 ends the process.
+    llguidance rounds integers to floats, and -2**63 ends the process, as a float too.
     """
-    if isinstance(number, float) and sign is None:
-        return True
-    return (sign or 0) * number >= 2**63 - 1 or (abs(number) < 2**62 and float(number) == number)
+    return sign * number >= 2**63 - 1 or (abs(number) < 2**62 and float(number) == number)
 
 
 def _matcher_error(matcher: LLMatcher) -> str | None:

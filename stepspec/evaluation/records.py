@@ -420,12 +420,16 @@ class PolicySummary(Record):
     accuracy_delta_ci: tuple[float, float] | None
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
+    num_compared: Count | None = None
+    """Problems of `accuracy_delta`, `lost` and `won`: those that ended under every policy, with an answer or an error. None
+    in summaries from before this field existed."""
     lost: float | None = None
     """Problems that the target answered correctly and the policy did not. With repeats, means over them."""
     won: float | None = None
     """Problems that the policy answered correctly and the target did not."""
     accuracy_kept: Exactness | Literal["within a point", "not known"] | None = None
-    """Whether the policy keeps the target's accuracy, by the rule of `Matched`."""
+    """Whether the policy keeps the target's accuracy, by the rule of `Matched`. It is not known of a policy that leaves
+    requests unanswered."""
     no_speed: str | None = None
     """Why the policy's speed does not count, as a clause that ends a sentence; null if it counts. The speedups are
     still set, but do not show them without this reason."""

@@ -38,6 +38,7 @@ def summarise(
     candidates = pairs.candidates(throughput)
     kept = {each.name: "within a point" if each.keeps(MATCHED_LOSS) else "not known" for each in candidates}
     kept |= {each.name: run.exact_in_words for each in candidates if each.exact}
+    kept |= {each.name: "not known" for each in candidates if each.why_no_speed is not None}
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
@@ -132,6 +133,7 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         accuracy_delta=delta and delta.difference,
         accuracy_delta_ci=delta and delta.interval(),
         accuracy_loss_upper95=delta and delta.loss_upper(),
+        num_compared=delta and round(delta.n),
         lost=delta and delta.only_second,
         won=delta and delta.only_first,
         accuracy_p=delta and delta.p_value(pairs.rng()),

@@ -411,6 +411,19 @@ def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: P
     assert {row.node for row in rows_of(tmp_path / "all")} == {None, "machine Other"}
 
 
+def test_parts_that_are_merged_one_after_the_other_keep_their_machines(tmp_path: Path) -> None:
+    problems = make_problems(4)
+    for number, name in enumerate("ab", 1):
+        run = make_run(problems).model_copy(update={"machine": name * 4, "hardware": {"cpu": name}})
+        play(tmp_path / name, Script(answer_right), problems, run, part=Part(number, 2))
+        summary = merge([tmp_path / name], tmp_path / "all")
+    assert {row.node for row in rows_of(tmp_path / "all")} == {None, "machine bbbb"}
+    assert [(each.name, each.hardware["cpu"]) for each in summary.nodes] == [
+        ("machine aaaa", "a"),
+        ("machine bbbb", "b"),
+    ]
+
+
 class Killed(BaseException):
     """Ends an evaluation like a signal."""
 
@@ -437,6 +450,7 @@ def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_pat
     assert set(nodes.values()) == {None, "machine b"}
     mixed = [each.id for each in problems if len({nodes[each.id, policy] for policy in POLICIES}) > 1]
     assert (summary.num_apart, len(mixed)) == (len(mixed), 2)
+    assert {node.name for node in summary.nodes} == {"machine a", "machine b"}
     assert [(each.machine, each.commit) for each in read_run(folder).resumed] == [("a", "2"), ("b", "1")]
     report = (folder / "report.md").read_text("utf-8")
     assert "resumed on A" in report

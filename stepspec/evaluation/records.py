@@ -253,6 +253,10 @@ class ResultRow(Record):
         """Problem, policy and repeat, which identify a row in its run."""
         return self.problem, self.policy, self.repeat
 
+    def on(self, node: "Node | None") -> "ResultRow":
+        """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
+        return self if node is None or self.node else self.model_copy(update={"node": node.name})
+
 
 class JudgedStepRecord(Record):
     """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
@@ -333,6 +337,10 @@ class Block(Record):
     """Share of all processors of the machine that other programs used."""
     load: float | None = None
     """The system's load average over the last minute, at the end."""
+
+    def on(self, node: Node | None) -> "Block":
+        """Return the block as one of a machine, see `ResultRow.on`."""
+        return self if node is None or self.node else self.model_copy(update={"node": node})
 
 
 class Failure(Record):
@@ -421,8 +429,8 @@ class PolicySummary(Record):
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
     num_compared: Count | None = None
-    """Problems of `accuracy_delta`, `lost` and `won`: those that ended under every policy, with an answer or an error. None
-    in summaries from before this field existed."""
+    """Problems of `accuracy_delta`, `lost` and `won`: those that ended under every policy, with an answer or an error.
+    None in summaries from before this field existed."""
     lost: float | None = None
     """Problems that the target answered correctly and the policy did not. With repeats, means over them."""
     won: float | None = None

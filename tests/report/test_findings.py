@@ -74,7 +74,7 @@ def test_the_policy_exact_is_reported_as_exact() -> None:
     [
         ((-0.031, 0.025), "not known", "no loss is known, and at 95% it is at most 3.1%. If that is acceptable"),
         ((-0.3, 0.1), "not known", "no loss is known, and at 95% it is at most 30.0%. If that is acceptable"),
-        ((-0.006, 0.004), "within a point", "keeps the target's accuracy to within a point, so the draft is the answer"),
+        ((-0.006, 0.004), "within a point", "keeps the target's accuracy to within a point, so the draft"),
         ((-0.034, -0.011), "not known", "it is less accurate than the target."),
     ],
 )

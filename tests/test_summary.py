@@ -306,3 +306,8 @@ def test_stored_figures_of_energy_still_load() -> None:
     assert Throughput.model_validate(throughput | {"joules_per_problem": 3.0}) == Throughput.model_validate(throughput)
     block = {"policy": "target", "jobs": [["p", 0]], "wall_s": 1.0, "committed_tokens": 3}
     assert Block.model_validate_json(json.dumps(block | {"joules": 5.0})) == Block.model_validate(block)
+
+
+def test_stored_figures_of_other_programs_still_load() -> None:
+    block = {"policy": "target", "jobs": [["p", 0]], "wall_s": 1.0, "committed_tokens": 3}
+    assert Block.model_validate(block | {"others": 0.5}) == Block.model_validate(block | {"others_share": 0.5})

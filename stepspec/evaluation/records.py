@@ -7,7 +7,7 @@ If several processes write parts of one run, file names include the part: `rows-
 
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from stepspec.base.printable import printable
 from stepspec.loop.policy import PolicyKind
@@ -34,6 +34,7 @@ Name = Annotated[str, AfterValidator(printable)]
 """A name that tables, figures and reports show. Runs may come from elsewhere."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Wall = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 """Wall time, by which speeds are divided."""
 
@@ -105,6 +106,11 @@ class EngineRecord(Record):
     """How the engine drafts tokens on its own, independent of the policy; None if unknown."""
     forgets: bool = True
     """Whether its caches were cleared before each block. If not, a policy may reuse what an earlier one left there."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it ran in a server, which may be a program on the same machine."""
+        return " at http" in (self.device or "")
 
 
 class RunRecord(Record):
@@ -331,16 +337,20 @@ class Block(Record):
     """By role, target and draft."""
     node: Node | None = None
     """Where it ran; None for the machine in `run.json`."""
-    cpu_s: float | None = None
-    """Processor seconds of stepspec and the processes that it started."""
-    others: float | None = None
-    """Share of all processors of the machine that other programs used."""
+    cpu_s: Seconds | None = None
+    """Processor seconds of stepspec and the processes that it started; None if unknown."""
+    others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))
+    """Share of all processors of the machine that other programs used; None if unknown. Earlier: `others`."""
     load: float | None = None
     """The system's load average over the last minute, at the end."""
 
     def on(self, node: Node | None) -> "Block":
         """Return the block as one of a machine, see `ResultRow.on`."""
-        return self if node is None or self.node else self.model_copy(update={"node": node})
+        if node is None or self.node:
+            return self
+        # Workers on one machine count each other as other programs.
+        others_share = self.others_share if node.num_workers == 1 else None
+        return self.model_copy(update={"node": node, "others_share": others_share})
 
 
 class Failure(Record):
@@ -509,8 +519,8 @@ class PolicySummary(Record):
     """Figures by output position; empty if no text has 500 tokens."""
     cpu_s: Seconds | None = None
     """Processor seconds of stepspec during its blocks, in which it waited `wall_s` for answers."""
-    others: float | None = None
-    """Mean share of all processors that other programs used meanwhile."""
+    others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))
+    """Mean share of all processors that other programs used meanwhile. Earlier: `others`."""
     n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
     n_for_five_percent: Count | None = None

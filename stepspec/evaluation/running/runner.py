@@ -175,8 +175,8 @@ class Runner:
                     wall_s=wall_s,
                     committed_tokens=sum(row.tokens.committed for row in rows),
                     usage=self.gauges.usage_since(before, now),
-                    cpu_s=processors_now.own_s - processors.own_s,
-                    others=processors_now.others_since(processors, wall_s),
+                    cpu_s=processors_now.own_since(processors),
+                    others_share=processors_now.others_since(processors, wall_s),
                     load=processors_now.load,
                 )
             )

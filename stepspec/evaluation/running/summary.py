@@ -67,24 +67,26 @@ def summarise(
         num_repeats=run.num_repeats,
         nodes=_nodes(all_blocks, run),
         num_apart=len(table.apart),
-        busy=_busy({policy: each.others for policy, each in policies.items() if each.others is not None}, run),
+        busy=_busy(
+            {policy: each.others_share for policy, each in policies.items() if each.others_share is not None}, run
+        ),
     )
 
 
 def _processors(blocks: Sequence[Block]) -> Mapping[str, float]:
     """Return the processor seconds of a policy's blocks, and the mean share of the processors that others used."""
-    known = [block for block in blocks if block.cpu_s is not None and block.others is not None]
-    wall_s = sum(block.wall_s for block in known)
-    if not wall_s:
-        return {}
-    others_s = sum((block.others or 0.0) * block.wall_s for block in known)
-    return {"cpu_s": sum(block.cpu_s or 0.0 for block in known), "others": others_s / wall_s}
+    own = [block.cpu_s for block in blocks if block.cpu_s is not None]
+    others = [(block.others_share, block.wall_s) for block in blocks if block.others_share is not None]
+    found = {"cpu_s": sum(own)} if own else {}
+    if others:
+        found["others_share"] = sum(share * wall_s for share, wall_s in others) / sum(wall_s for _, wall_s in others)
+    return found
 
 
 def _busy(others: Mapping[str, float], run: RunRecord) -> str | None:
     """Return a warning if other programs kept the machine busy. A server of a model may be one of them."""
     found = ", ".join(f"{share:.0%} under {policy}" for policy, share in others.items() if share > BUSY)
-    if not found or any(engine is not None and " at http" in (engine.device or "") for engine in run.engines.values()):
+    if not found or any(engine is not None and engine.is_server for engine in run.engines.values()):
         return None
     return (
         f"Other programs used the machine's processors ({found}), so times are too long. Run it again when it is idle."

@@ -453,6 +453,11 @@ def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_pat
     mixed = [each.id for each in problems if len({nodes[each.id, policy] for policy in POLICIES}) > 1]
     assert (summary.num_apart, len(mixed)) == (len(mixed), 2)
     assert {node.name for node in summary.nodes} == {"machine a", "machine b"}
+    timed = [row for row in rows_of(folder) if row.policy == "target" and row.problem not in mixed]
+    assert summary.policies["target"].wall_s == pytest.approx(sum(row.wall_s for row in timed))
+    assert summary.policies["target"].time_s.target == pytest.approx(sum(row.time_s.target for row in timed))
+    assert (latency := summary.policies["target"].latency_s) is not None
+    assert latency.p99 <= max(row.wall_s for row in timed)
     assert [(each.machine, each.commit) for each in read_run(folder).resumed] == [("a", "2"), ("b", "1")]
     report = (folder / "report.md").read_text("utf-8")
     assert "resumed on A" in report

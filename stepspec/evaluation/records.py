@@ -568,6 +568,6 @@ class Summary(Record):
     nodes: list[Node] = []
     """The machines of a run on several."""
     num_apart: Count = 0
-    """Requests that ran on different machines under the policies. Their times are not compared."""
+    """Requests that ran on different machines under the policies. They count for no time."""
     busy: str | None = None
     """A warning, if other programs kept the machine busy during the run; else None."""

@@ -1,7 +1,7 @@
 """Summarizes rows: accuracies with intervals, speedups over the same problems, rates and sums.
 
 A policy's own figures cover all its rows. Paired figures cover the (problem, repeat) pairs that are finished under
-every policy with any row, summed per problem. Times are only of pairs that ran on the same machine. Accuracies count
+every policy with any row, summed per problem. Pairs that ran on different machines count for no time. Accuracies count
 requests that ended in an error as not correct. The target's accuracy is not compared with itself, so those fields are
 null.
 """
@@ -119,7 +119,8 @@ def _answers(policy: str, table: Table) -> Mapping[str, object]:
 def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
     accuracy, finished = tally.accuracy(), tally.accuracy(without_failed=True)
     tokens, time_s, counts = tally.tokens, tally.time_s, tally.counts
-    wall_s = sum(figures.wall_s for figures in tally.figures.values())
+    timed = tally.timed
+    wall_s = sum(figures.wall_s for figures in timed)
     delta, steps = pairs.accuracy(policy), tally.step_acceptance
     speedup, speedup_ci = pairs.ratio("speedup", policy)
     vs_token, vs_token_ci = pairs.ratio("speedup vs token", policy)
@@ -167,9 +168,9 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         parse_errors=counts["parse_error"],
         timeouts=counts["timeout"],
         by_last_number=counts["by last number"],
-        latency_s=tally.latency_s,
-        first_step_s=percentiles(tally.first_step_s),
-        first_answer_s=percentiles(tally.first_answer_s),
+        latency_s=percentiles(figures.wall_s for figures in timed),
+        first_step_s=percentiles(figures.first_step_s for figures in timed),
+        first_answer_s=percentiles(figures.first_answer_s for figures in timed),
         n_for_one_point=delta and delta.n_for_half_width(WANTED_ACCURACY_WIDTH),
         n_for_five_percent=pairs.n_for_speedup(policy),
     )

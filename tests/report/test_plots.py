@@ -82,6 +82,13 @@ def test_a_summary_without_rows_has_the_figures_of_its_totals() -> None:
     assert all(key.endswith("-flow") for key in flows)
 
 
+def test_what_was_not_run_is_named_within_the_figure() -> None:
+    run, summary = read_results(STORED)[0]
+    tradeoff = plot_sections("k", run, summary, RunTally())["All policies"][0].svg
+    (left,) = re.findall(r'translate\((-?[\d.]+) [\d.]+\)">\(not run: draft, always, specreason-decode\)<', tradeoff)
+    assert float(left) > 0
+
+
 def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
     """Return a result row with one judged step for each outcome."""
     steps = [

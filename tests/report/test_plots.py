@@ -16,7 +16,7 @@ from stepspec.evaluation.report.plots.flow import fates
 from stepspec.evaluation.report.plots.judging import places_accepted
 from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
-from stepspec.evaluation.report.readme import read_results
+from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.running import summarise
 from stepspec.evaluation.stats import wilson

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from evals.bench.readme import headline, overview_block, readme_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
     EngineRecord,
@@ -25,11 +26,8 @@ from stepspec.evaluation.report import (
     UNKNOWN,
     closing_table,
     conditions_sentence,
-    headline,
     markdown_report,
-    overview_block,
     read_results,
-    readme_block,
     readme_table,
     with_block,
 )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, times
-from stepspec.evaluation.report.conditions import conditions_sentence, hardware_in_words
+from stepspec.evaluation.report.conditions import conditions_sentence, hardware_in_words, pair_in_words
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
@@ -94,16 +94,8 @@ def headline(results: Results, draft: Results = ()) -> str:
         for sentence in draft_alone(each, other)
     ]
     conditions = f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}, 95% intervals"
-    about = f"{count(summary.n, 'problem')} of {run.benchmark} with {_models(run)} ({conditions}):"
+    about = f"{count(summary.n, 'problem')} of {run.benchmark} with {pair_in_words(run.engines)} ({conditions}):"
     return " ".join([about, *(_at_temperature(*each) for each in results), *alone])
-
-
-def _models(run: RunRecord) -> str:
-    target, draft = (engine.name if engine else "none" for engine in map(run.engines.get, ("target", "draft")))
-    pair = target.removesuffix(" target")
-    if draft == f"{pair} draft":
-        return f"the pair `{pair}`"
-    return f"the target {target} and the draft {draft}"
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:

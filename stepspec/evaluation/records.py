@@ -5,11 +5,13 @@ with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summa
 If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from stepspec.base.printable import printable
+from stepspec.loop.certificate import by_role
 from stepspec.loop.policy import PolicyKind
 
 
@@ -18,13 +20,16 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    removed_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of earlier versions. Stored records that have them still load, without them."""
+
+class WithRemoved(Record):
+    """A record with fields that earlier versions stored. Records that have them still load, without them."""
+
+    removed_fields: ClassVar[frozenset[str]]
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, values: Any) -> Any:
-        if cls.removed_fields and isinstance(values, dict):
+        if isinstance(values, dict):
             stored = cast("dict[str, Any]", values)
             return {name: value for name, value in stored.items() if name not in cls.removed_fields}
         return values
@@ -113,6 +118,12 @@ class EngineRecord(Record):
         return " at http" in (self.device or "")
 
 
+def compared_models(engines: Mapping[str, EngineRecord | None]) -> Mapping[str, Mapping[str, str]]:
+    """Return what certificates compare of models, see `stepspec.loop.certificate.by_role`."""
+    known = {role.removeprefix("judge "): each for role, each in engines.items() if each is not None}
+    return by_role({role: each.model_dump() for role, each in known.items()})
+
+
 class RunRecord(Record):
     """The conditions of a run. The fields of `identity` must match for a run to be resumed.
 
@@ -160,6 +171,12 @@ class RunRecord(Record):
         """How exact an exact policy is with the target's data type. Unknown ones may be narrow."""
         target = self.engines.get(BASELINE)
         return "exact" if target is not None and target.dtype == "float32" else "exact up to rounding"
+
+    def exactness(self, policy: str) -> Exactness | Literal["not exact"]:
+        """Return how exact a policy is. The target is compared with itself."""
+        if not self.is_exact(policy):
+            return "not exact"
+        return "exact" if policy == BASELINE else self.exact_in_words
 
     def identity(self) -> dict[str, object]:
         """Return the fields that define a run: everything except where and when it ran."""
@@ -322,7 +339,7 @@ class Node(Record):
     """Sets of models that answered there beside each other, and share its processors and memory."""
 
 
-class Block(Record):
+class Block(WithRemoved):
     """Rows of one policy that ran together, with measurements that cover all of them."""
 
     removed_fields = frozenset({"joules"})
@@ -378,7 +395,7 @@ class Percentiles(Record):
     p99: float
 
 
-class Throughput(Record):
+class Throughput(WithRemoved):
     """Throughput over blocks that finished under every policy. Includes idle time at their ends, excludes grading."""
 
     removed_fields = frozenset({"joules_per_problem"})

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary, compared_models
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
-from stepspec.loop.certificate import CertifiedPolicy, by_role
+from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.step import NotProposed
 
 FEW_PROBLEMS = 100
@@ -19,7 +19,7 @@ WITH_TOKENS = {"specreason": "specreason-decode"}
 """Published methods without token-level speculation, and the same with it."""
 FEW_PROPOSED = 0.1
 """Share of the steps below which the draft proposed hardly any."""
-LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
+WHY_LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
 """Reasons for which a request goes on without its draft."""
 MUCH_TROUBLE = 0.05
 """Share of rows from which a problem affects the meaning of the other figures."""
@@ -110,7 +110,7 @@ def steps_not_proposed(summary: Summary) -> list[str]:
         rows, why = num_rows(policy), policy.not_proposed
         if policy.steps_proposed is None or "the policy proposes none" in why:
             continue
-        left = sum(number for reason, number in why.items() if reason in LEFT)
+        left = sum(number for reason, number in why.items() if reason in WHY_LEFT)
         if policy.steps_proposed < FEW_PROPOSED * (policy.steps or 0) or left > MUCH_TROUBLE * rows:
             reasons = _list(f"{reason} in {number:,}" for reason, number in why.items()) or "none is known"
             proposed = (
@@ -231,8 +231,7 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 def _certificates(run: RunRecord) -> Iterable[str]:
     """Yield sentences for each policy whose certificate is for other models, problems or settings, or unreadable."""
-    engines = {role.removeprefix("judge "): each for role, each in run.engines.items() if each is not None}
-    models = by_role({role: each.model_dump() for role, each in engines.items()})
+    models = compared_models(run.engines)
     names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
     for name, policy in run.policies.items():
         try:

@@ -209,7 +209,7 @@ class Worker:
         traces = task.keeping.traces or task.keeping.record
         systems, gauges = task.systems(self._pair), task.gauges_of(self._pair)
         self._runner = Runner(task.run, systems, self._gradings.by(task.grader), task.ask, traces, gauges)
-        await self._runner.warm_up(blocks)
+        await self._runner.warm_up(blocks, Recorder())
 
     async def run(self, block: JobBlock) -> list[Call]:
         """Run a block, and return what became of its jobs."""

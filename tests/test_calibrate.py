@@ -26,7 +26,7 @@ from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.running import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, read_run, read_summary
-from stepspec.loop.certificate import certificate_in
+from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.policy import Policy, SalvageTable, load_policy
 from stepspec.loop.step import Done
 
@@ -108,7 +108,7 @@ def test_a_certificate_edited_by_hand_is_refused(found: tuple[Path, Calibrated, 
 
 
 def test_what_a_certificate_does_not_cover_is_named(found: tuple[Path, Calibrated, str]) -> None:
-    certificate = certificate_in(found[2], 0.0)
+    certificate = CertifiedPolicy.read(found[2]).at(0.0)
     assert certificate is not None
     same = {name: dict(getattr(certificate, name)) for name in ("models", "dtypes", "engines")}
     own = {"benchmark": "gsm-mini", "data_sha256": "0" * 64, "max_tokens": 2 * certificate.max_tokens}

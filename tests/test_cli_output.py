@@ -22,7 +22,7 @@ from stepspec.base import extras
 from stepspec.base.extras import install_command
 from stepspec.base.files import package_folder
 from stepspec.cli import app
-from stepspec.cli.output import check_json_file, show
+from stepspec.cli.output import as_list, check_json_file, show
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare import compare
 from stepspec.evaluation.compare.tables import policy_table
@@ -111,6 +111,21 @@ def test_a_table_loses_nothing_at_any_width(width: int) -> None:
         found = Counter(re.sub("[│┃]", " ", text).split())
         assert found >= Counter(word for row in rows for cell in row for word in cell.split())
         assert "A title of the table" in " ".join(text.split())
+
+
+def test_a_list_keeps_the_styles_of_rows() -> None:
+    table = Table("policy", "speedup")
+    table.add_row("token", "2×", style="bold")
+    assert [row.style for row in as_list(table).rows] == ["bold", "bold"]
+
+
+def test_a_long_line_is_whole_in_a_file() -> None:
+    line = "word " * 60 + "end"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("COLUMNS", raising=False)
+        patched.setattr("sys.stdout", stream := _Text())
+        show(line)
+    assert "".join(stream.parts) == f"{line}\n"
 
 
 def shown(table: Table, width: int) -> str:

@@ -290,6 +290,16 @@ def test_a_seed_changes_nothing_at_temperature_0() -> None:
     assert not any("draws" in sentence for sentence in comparison.conclusions)
 
 
+def test_an_unknown_machine_is_not_another_machine() -> None:
+    for unknown, known in ({"machine": None}, {"machine": "a"}), ({"hardware": {}}, {"hardware": {"cpu": "A"}}):
+        comparison = compare(make_run(**unknown), make_rows(), make_run(**known), make_rows())
+        assert comparison.differences == []
+        assert "from chance alone" in comparison.conclusions[0]
+        assert "hardware" not in " ".join(comparison.conclusions)
+    other = compare(make_run(machine="b"), make_rows(), make_run(machine="a"), make_rows())
+    assert "only the hardware" in other.conclusions[0]
+
+
 # At the command line.
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -23,7 +24,7 @@ from stepspec.base.files import list_data_files
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.machine import Processors
-from stepspec.evaluation.records import ResultRow, RunRecord, Summary, Trace
+from stepspec.evaluation.records import Block, Node, ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.running import (
     Keeping,
     Part,
@@ -35,6 +36,7 @@ from stepspec.evaluation.running import (
     load_policies,
     load_problems,
     merge,
+    summarise,
 )
 from stepspec.evaluation.running.results import MAX_FAILURES_IN_A_ROW
 from stepspec.evaluation.running.runner import WARM_UP_QUESTION
@@ -167,7 +169,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_rows(tmp_path: Path, cut: int
 
 def untimed(summary: Summary) -> dict[str, object]:
     """Return the summary without what depends on the clock and on other programs."""
-    return summary.model_dump(exclude={"policies": {"__all__": {"throughput", "cpu_s", "others"}}, "busy": True})
+    return summary.model_dump(exclude={"policies": {"__all__": {"throughput", "cpu_s", "others_share"}}, "busy": True})
 
 
 def test_a_finished_run_makes_no_requests(tmp_path: Path) -> None:
@@ -411,6 +413,19 @@ def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: P
     assert {row.node for row in rows_of(tmp_path / "all")} == {None, "machine Other"}
 
 
+def test_parts_that_are_merged_one_after_the_other_keep_their_machines(tmp_path: Path) -> None:
+    problems = make_problems(4)
+    for number, name in enumerate("ab", 1):
+        run = make_run(problems).model_copy(update={"machine": name * 4, "hardware": {"cpu": name}})
+        play(tmp_path / name, Script(answer_right), problems, run, part=Part(number, 2))
+        summary = merge([tmp_path / name], tmp_path / "all")
+    assert {row.node for row in rows_of(tmp_path / "all")} == {None, "machine bbbb"}
+    assert [(each.name, each.hardware["cpu"]) for each in summary.nodes] == [
+        ("machine aaaa", "a"),
+        ("machine bbbb", "b"),
+    ]
+
+
 class Killed(BaseException):
     """Ends an evaluation like a signal."""
 
@@ -437,6 +452,12 @@ def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_pat
     assert set(nodes.values()) == {None, "machine b"}
     mixed = [each.id for each in problems if len({nodes[each.id, policy] for policy in POLICIES}) > 1]
     assert (summary.num_apart, len(mixed)) == (len(mixed), 2)
+    assert {node.name for node in summary.nodes} == {"machine a", "machine b"}
+    timed = [row for row in rows_of(folder) if row.policy == "target" and row.problem not in mixed]
+    assert summary.policies["target"].wall_s == pytest.approx(sum(row.wall_s for row in timed))
+    assert summary.policies["target"].time_s.target == pytest.approx(sum(row.time_s.target for row in timed))
+    assert (latency := summary.policies["target"].latency_s) is not None
+    assert latency.p99 <= max(row.wall_s for row in timed)
     assert [(each.machine, each.commit) for each in read_run(folder).resumed] == [("a", "2"), ("b", "1")]
     report = (folder / "report.md").read_text("utf-8")
     assert "resumed on A" in report
@@ -465,7 +486,7 @@ def test_a_busy_machine_is_recorded_and_warned_of(tmp_path: Path, monkeypatch: p
 
     for name, given in {"idle": (0.2, 9.0), "loaded": (2.0, 0.0)}.items():
         summary, is_busy = run(name, *given), name == "loaded"
-        assert summary.policies["target"].others == pytest.approx(given[0] / 4, rel=0.3)
+        assert summary.policies["target"].others_share == pytest.approx(given[0] / 4, rel=0.3)
         assert bool(summary.busy) == bool(read_run(tmp_path / name).busy) == is_busy
         assert ("Other programs used" in (tmp_path / name / "report.md").read_text("utf-8")) == is_busy
         (first, *_) = iter_blocks(tmp_path / name)
@@ -484,6 +505,39 @@ def test_the_processors_of_this_machine_are_read() -> None:
     others = now.others_since(before, time.perf_counter() - since)
     assert others is not None
     assert 0 <= others <= 1
+
+
+def test_the_processor_seconds_do_not_fall_while_threads_end() -> None:
+    stop = threading.Event()
+
+    def start_threads() -> None:
+        while not stop.is_set():
+            threading.Thread(target=time.sleep, args=(0.0001,)).start()
+
+    starter = threading.Thread(target=start_threads)
+    starter.start()
+    try:
+        seconds = [Processors.read().own_s for _ in range(300)]
+    finally:
+        stop.set()
+        starter.join()
+    assert seconds == sorted(seconds)
+
+
+def test_processor_seconds_that_were_lost_with_a_process_are_unknown() -> None:
+    before, now = Processors(9.0, 20.0, 0.0), Processors(2.0, 21.0, 0.0)
+    assert now.own_since(before) is None
+    assert now.others_since(before, 1.0) is None
+
+
+def test_workers_on_one_machine_are_no_other_programs(tmp_path: Path) -> None:
+    block = Block(policy="target", jobs=[("p0", 0)], wall_s=1.0, committed_tokens=3, cpu_s=1.0, others_share=0.5)
+    alone, shared = (Node(name="n", hardware={}, num_workers=number) for number in (1, 2))
+    assert block.on(alone).others_share == 0.5
+    assert block.on(shared).others_share is None
+    play(tmp_path / "run", Script(answer_right), make_problems(1))
+    found = summarise(make_run(make_problems(1)), rows_of(tmp_path / "run"), [block.on(shared)])
+    assert (found.busy, found.policies["target"].cpu_s) == (None, 1.0)
 
 
 def test_what_runs_is_shown_from_the_warm_up_on(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_policy_that_accepts_nothing_costs_more_and_answers_as_the_target(
     (found,) = replay({"careful": careful}, recordings)
     (given,) = replay({"given": changed()}, recordings)
     assert found.step_acceptance == 0.0
-    assert found.surprise == 0.0, "nothing of the draft is kept"
-    assert (given.surprise or 0) > 0
+    assert found.departure == 0.0, "nothing of the draft is kept"
+    assert (given.departure or 0) > 0
     assert found.wall_s > given.wall_s
     correct = sum(row.status == "correct" for row in rows["target"]) / NUM_PROBLEMS
     assert found.on_policy < 1
@@ -157,6 +157,7 @@ def test_the_table_of_a_replay_is_written_as_json_without_a_guess_of_the_accurac
     assert found["benchmark"] == "gsm-mini"
     assert {each["name"].split()[0] for each in found["policies"]} == {"stepspec"}
     assert any(each["on_front"] for each in found["policies"])
+    assert all(each["departure"] >= 0 for each in found["policies"])
     assert not any("correct" in key or "accuracy" in key for each in found["policies"] for key in each)
     assert "speedup" in done.stderr, "the table"
     assert "accuracy" not in done.stderr
@@ -165,7 +166,7 @@ def test_the_table_of_a_replay_is_written_as_json_without_a_guess_of_the_accurac
 def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:
     path = make_path("given", changed(), recordings)
     assert 1 < len(path) <= 6
-    surprises = [each.replayed.surprise or 0.0 for each in path]
+    surprises = [each.replayed.departure or 0.0 for each in path]
     assert surprises == sorted(surprises)
     speeds = [each.replayed.speedup for each in path]
     assert speeds == sorted(speeds)
@@ -192,6 +193,13 @@ def test_the_front_leaves_out_what_is_beaten(recordings: Recordings) -> None:
     assert {"careful"} <= set(best), "nothing is as close to the target"
     slow = replace(found[1], name="slow", speedup=found[1].speedup / 2)
     assert front([*found, slow]) == best
+
+
+def test_the_front_compares_policies_in_one_unit(recordings: Recordings) -> None:
+    (given,) = replay({"given": changed()}, recordings)
+    careful = replace(given, name="careful", step_acceptance=0.1, departure=5.0)
+    unknown = replace(given, name="unknown", step_acceptance=0.9, departure=None)
+    assert front([careful, unknown]) == ["careful"], "0.9 accepted steps are not less than 5 nats"
 
 
 def test_other_hardware_changes_the_times(recordings: Recordings, run: Path, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_failed_requests_count_as_not_correct_and_the_accuracy_without_them_is_r
     assert (found.accuracy, found.accuracy_without_failed, found.accuracy_delta) == (0.75, 1.0, -0.25)
     assert found.accuracy_ci[1] < 1.0
     assert (found.answers_lost, found.answers_gained) == (10, 0)
+    assert (found.lost, found.won, found.num_compared) == (10, 0, 40)
     assert found.no_speed == "the target answered 10 of the 40 requests that it did not"
     assert found.speedup_vs_target == 2.0  # over the problems that both policies answered
 
@@ -120,6 +121,7 @@ def test_a_policy_that_writes_garbage_quickly_is_never_the_headline(
     for name in ("stepspec", "draft"):
         assert summary.policies[name].speedup_vs_target == pytest.approx(10)
         assert summary.policies[name].no_speed == f"it answered none of the {num_problems} requests"
+        assert summary.policies[name].accuracy_kept == "not known"
     report = (tmp_path / "run" / "report.md").read_text("utf-8")
     title, found, *_ = report.split("\n\n")
     assert "10.00" not in title + found
@@ -304,3 +306,8 @@ def test_stored_figures_of_energy_still_load() -> None:
     assert Throughput.model_validate(throughput | {"joules_per_problem": 3.0}) == Throughput.model_validate(throughput)
     block = {"policy": "target", "jobs": [["p", 0]], "wall_s": 1.0, "committed_tokens": 3}
     assert Block.model_validate_json(json.dumps(block | {"joules": 5.0})) == Block.model_validate(block)
+
+
+def test_stored_figures_of_other_programs_still_load() -> None:
+    block = {"policy": "target", "jobs": [["p", 0]], "wall_s": 1.0, "committed_tokens": 3}
+    assert Block.model_validate(block | {"others": 0.5}) == Block.model_validate(block | {"others_share": 0.5})

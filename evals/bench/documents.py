@@ -19,6 +19,7 @@ from evals.bench.certification import certification_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
+from evals.bench.readme import Drafts, headline, overview_block, readme_block
 from evals.bench.replays import replays_block
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
@@ -36,16 +37,7 @@ from stepspec.bench.service.streams import Streams
 from stepspec.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
-from stepspec.evaluation.report import (
-    Drafts,
-    Results,
-    headline,
-    markdown_report,
-    overview_block,
-    read_results,
-    readme_block,
-    with_block,
-)
+from stepspec.evaluation.report import Results, markdown_report, read_results, with_block
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.cells import count, joined, percent_with_interval
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words

@@ -14,7 +14,7 @@ from evals.bench.exiting import exit_code
 from stepspec.base.files import package_folder
 from stepspec.errors import UsageError
 from stepspec.evaluation.report.page import make_page
-from stepspec.evaluation.report.readme import read_results
+from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.runs import find_runs
 

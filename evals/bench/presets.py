@@ -41,8 +41,6 @@ MAX_LOSS = 0.02
 PICKED = "-picked"
 """Ending of the names of policies with a picked threshold."""
 STEPS_FILE = "steps.json"
-SAME = {"summary": ""}
-"""What does not count when settings of policy files are compared."""
 
 AREAS = {
     "rating": "rating.specreason",
@@ -146,10 +144,18 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
     others = [
         name
         for name, each in run.policies.items()
-        if name in shipped and tomllib.loads(shipped[name]) | SAME != tomllib.loads(each.text) | SAME
+        if name in shipped and _settings(shipped[name]) != _settings(each.text)
     ]
     note = f" Ran with other settings than the policies of these names today: {', '.join(others)}." if others else ""
     return f"{table}\n\n{conditions_sentence(run, summary)} Intervals are 95%.{note}"
+
+
+def _settings(text: str) -> Figures:
+    """Return the settings in the text of a policy file, without what says nothing about them."""
+    policy = tomllib.loads(text)
+    for table in (policy, *policy.get("temperatures", ())):
+        table.pop("certificate", None)
+    return {key: value for key, value in policy.items() if key != "summary"}
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from stepspec.base.extras import from_extra
 from stepspec.base.files import list_data_files, write_text
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import SeedOption
-from stepspec.cli.output import STDOUT, JsonOption, finish
+from stepspec.cli.output import ON_STDOUT, JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 
@@ -103,7 +103,7 @@ def bench_agent(
             chosen = {name: begin[name] for name in names}
             for runs in compare(make_tasks(limit, seed), chosen, models, choice, found.num_tasks):
                 found.runs.extend(runs)
-                if json_file not in (None, STDOUT):
+                if json_file not in (None, ON_STDOUT):
                     write_text(json_file, found.model_dump_json(indent=2) + "\n")
                 meter.show(None, found.num_tasks, limit)
         except openai_error as error:

@@ -261,7 +261,7 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
         load = f"concurrency {summary.concurrency}, temperature {summary.temperature:g}"
         show(closing_table(summary, setting=load if len(summaries) > 1 else ""))
         if summary.busy:
-            show(f"Warning: {summary.busy}")
+            print(f"Warning: {summary.busy}", file=sys.stderr)
         if summary.nodes:
             show(nodes_in_words(summary))
         failed = sum(summary.failed.values())

@@ -23,9 +23,10 @@ from stepspec.errors import UsageError
 
 TABLE_WIDTH = 160
 """Width of the tables if the output is not a terminal and the variable COLUMNS is not set."""
-STDOUT = Path("-")
+ON_STDOUT = Path("-")
 """As the file of `--json`, standard output."""
-_stdout = ContextVar[TextIO]("stdout")
+_json_stream = ContextVar[TextIO]("json_stream")
+"""Where `--json -` writes: standard output, before `check_json_file` redirects what else is printed."""
 
 
 class Console(RichConsole):
@@ -47,8 +48,8 @@ def check_json_file(context: typer.Context, file: Path | None) -> Path | None:
     """
     if file is None:
         return None
-    if file == STDOUT:
-        _stdout.set(sys.stdout)
+    if file == ON_STDOUT:
+        _json_stream.set(sys.stdout)
         context.with_resource(redirect_stdout(sys.stderr))
         return file
     if file.name.startswith("-"):
@@ -87,26 +88,34 @@ def write_results(record: object, json_file: Path | None) -> None:
 
     Args:
         record: a model, or plain values.
-        json_file: the file, or `STDOUT`.
+        json_file: the file, or `ON_STDOUT`.
     """
     if json_file is None:
         return
-    as_model = isinstance(record, BaseModel)
-    text = record.model_dump_json(indent=2) if as_model else json.dumps(record, indent=2, ensure_ascii=False)
-    if json_file == STDOUT:
-        print(text, file=_stdout.get())
+    if isinstance(record, BaseModel):
+        text = record.model_dump_json(indent=2)
+    else:
+        text = json.dumps(record, indent=2, ensure_ascii=False)
+    if json_file == ON_STDOUT:
+        print(text, file=_json_stream.get())
     else:
         write_text(json_file, text + "\n")
         print(f"Wrote {json_file}.", file=sys.stderr)
 
 
 def show(*outputs: Table | str) -> None:
-    """Print tables and lines. A table that is too wide for its place is printed as a list."""
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    """Print tables and lines. A table that is too wide for its place is printed as a list.
+
+    Only a terminal breaks lines, so that those in a file stay whole.
+    """
+    is_terminal = sys.stdout.isatty()
+    has_width = is_terminal or "COLUMNS" in os.environ
     console = Console(width=None if has_width else TABLE_WIDTH, highlight=False, markup=False)
     for each in outputs:
-        fits = isinstance(each, str) or _fits(each, console)
-        console.print(each if fits or isinstance(each, str) else as_list(each))
+        if isinstance(each, str):
+            console.print(each, soft_wrap=not is_terminal)
+        else:
+            console.print(each if _fits(each, console) else as_list(each))
 
 
 def _fits(table: Table, console: Console) -> bool:
@@ -120,9 +129,9 @@ def _fits(table: Table, console: Console) -> bool:
 def as_list(table: Table) -> Table:
     """Return a table of two columns, with a line for each cell of another table and a section for each of its rows."""
     found = Table(title=table.title, caption=table.caption, show_header=False)
-    for row in zip(*(column.cells for column in table.columns), strict=True):
-        for column, cell in zip(table.columns, row, strict=True):
+    for row, *cells in zip(table.rows, *(column.cells for column in table.columns), strict=True):
+        for column, cell in zip(table.columns, cells, strict=True):
             if cell != "":
-                found.add_row(column.header, cell)
+                found.add_row(column.header, cell, style=row.style)
         found.add_section()
     return found

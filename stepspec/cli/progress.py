@@ -102,8 +102,8 @@ class _Lines:
     def show(self, row: "ResultRow | str | None", done: int, total: int) -> None:
         self._standing.add(row)
         now = time.monotonic()
-        if self._begun is None or done <= self._begun[0]:
-            self._begun = done, self._begun[1] if self._begun else now
+        if self._begun is None:
+            self._begun = done, now
         if now >= self._next or (done == total and not isinstance(row, str)):
             self._next = now + SECONDS_BETWEEN_LINES
             before, since = self._begun
@@ -122,12 +122,13 @@ def make_meter() -> Generator[Meter]:
         yield _Lines()
         return
     # Rendering takes time from the code that is being timed, so refresh only once a second.
-    shown: dict[str, Any] = {
-        "refresh_per_second": 1,
-        "expand": True,
-        "speed_estimate_period": 3600,
-    }  # rows may take minutes
-    with Progress(*columns(console.width), console=console, **shown) as progress:
+    with Progress(
+        *columns(console.width),
+        console=console,
+        refresh_per_second=1,
+        expand=True,
+        speed_estimate_period=3600,  # rows may take minutes
+    ) as progress:
         yield _Bar(progress)
 
 

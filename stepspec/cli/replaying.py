@@ -60,11 +60,10 @@ def replay_run(
                 policies[f"{name} {'/'.join(words)}"] = setting.policy
     replayed = replay(policies, recordings, hardware)
     best = front(replayed)
-    shown = {name: getattr(recordings.run, name) for name in ("benchmark", "temperature")}
     figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]
-    for each in figures:
-        del each["likely_correct"]
-    finish([_table(replayed, best), *_notes(replayed, sweep=sweep)], shown | {"policies": figures}, json_file)
+    shown = [{name: each[name] for name in each if name != "likely_correct"} for each in figures]
+    conditions = {"benchmark": recordings.run.benchmark, "temperature": recordings.run.temperature}
+    finish([_table(replayed, best), *_notes(replayed, sweep=sweep)], conditions | {"policies": shown}, json_file)
 
 
 def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
@@ -77,7 +76,7 @@ def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
             "–" if each.speedup_vs_token is None else f"{each.speedup_vs_token:.2f}×",
             "–" if each.step_acceptance is None else f"{each.step_acceptance:.1%}",
             f"{each.on_policy:.0%}",
-            f"{each.departure:.3g}",
+            "–" if each.departure is None else f"{each.departure:.3g}",
             "yes" if each.name in best else "",
         )
     return table
@@ -96,6 +95,8 @@ def _notes(replayed: "list[Replayed]", *, sweep: bool) -> list[str]:
         notes.append(
             f"Up to {wide:.0%} of the judging passes are wider than the costs were measured for: extrapolated."
         )
+    if any(each.departure is None for each in replayed):
+        notes.append("The departure of one is not known, so the front is by accepted steps instead.")
     notes.append(
         "On the front are the policies of which no other one is as fast and departs as little. Confirm them with "
         "'stepspec eval' or 'stepspec calibrate'."

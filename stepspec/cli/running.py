@@ -239,8 +239,10 @@ class _Printer:
 
     def write_step(self, step: Step) -> None:
         """Write a step in the color of its author; without colors, after the author's name."""
-        label = "" if self.coloured else f"{'' if self._at_line_start else chr(10)}[{step.origin}] "
-        self.write(label + step.text, COLOURS[step.origin])
+        if not self.coloured:
+            self.write("" if self._at_line_start else "\n")
+            self.write(f"[{step.origin}] ")
+        self.write(step.text, COLOURS[step.origin])
 
 
 async def _show(events: AsyncIterator[Event], answer: _Printer, rest: _Printer, *, thinks: bool) -> Result:

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -80,9 +81,16 @@ class Processors:
         user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text("utf-8").split("\n")[0].split()[1:9])
         return cls(tick_s * _ticks(os.getpid()), tick_s * (user + nice + system + sum(others)), load)
 
+    def own_since(self, before: "Processors") -> float | None:
+        """Return the own processor seconds since an earlier reading; None if a process ended that was part of them."""
+        # The seconds of a process are lost if its parent ended before it.
+        return self.own_s - before.own_s if self.own_s >= before.own_s else None
+
     def others_since(self, before: "Processors", wall_s: float) -> float | None:
-        """Return the share of all processors that other programs used since an earlier reading."""
-        own_s = self.own_s - before.own_s
+        """Return the share of all processors that other programs used since an earlier reading; None if unknown."""
+        own_s = self.own_since(before)
+        if own_s is None:
+            return None
         if self.all_s is not None and before.all_s is not None:
             used = (self.all_s - before.all_s - own_s) / wall_s
         elif self.load is not None:
@@ -94,12 +102,13 @@ class Processors:
 
 def _ticks(pid: int) -> int:
     """Return the processor time of a process, its ended children, and the children that run."""
+    children: list[str] = []
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        children = [
-            each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
-        ]
-    except OSError:  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended
+                children += (task / "children").read_text().split()
+    except OSError:  # the process has ended
         return 0
     return sum(map(int, fields[11:15])) + sum(_ticks(int(child)) for child in children)
 

@@ -5,11 +5,13 @@ with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summa
 If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from stepspec.base.printable import printable
+from stepspec.loop.certificate import by_role
 from stepspec.loop.policy import PolicyKind
 
 
@@ -18,13 +20,16 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    removed_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of earlier versions. Stored records that have them still load, without them."""
+
+class WithRemoved(Record):
+    """A record with fields that earlier versions stored. Records that have them still load, without them."""
+
+    removed_fields: ClassVar[frozenset[str]]
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, values: Any) -> Any:
-        if cls.removed_fields and isinstance(values, dict):
+        if isinstance(values, dict):
             stored = cast("dict[str, Any]", values)
             return {name: value for name, value in stored.items() if name not in cls.removed_fields}
         return values
@@ -34,6 +39,7 @@ Name = Annotated[str, AfterValidator(printable)]
 """A name that tables, figures and reports show. Runs may come from elsewhere."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Wall = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 """Wall time, by which speeds are divided."""
 
@@ -106,6 +112,17 @@ class EngineRecord(Record):
     forgets: bool = True
     """Whether its caches were cleared before each block. If not, a policy may reuse what an earlier one left there."""
 
+    @property
+    def is_server(self) -> bool:
+        """Whether it ran in a server, which may be a program on the same machine."""
+        return " at http" in (self.device or "")
+
+
+def compared_models(engines: Mapping[str, EngineRecord | None]) -> Mapping[str, Mapping[str, str]]:
+    """Return what certificates compare of models, see `stepspec.loop.certificate.by_role`."""
+    known = {role.removeprefix("judge "): each for role, each in engines.items() if each is not None}
+    return by_role({role: each.model_dump() for role, each in known.items()})
+
 
 class RunRecord(Record):
     """The conditions of a run. The fields of `identity` must match for a run to be resumed.
@@ -154,6 +171,12 @@ class RunRecord(Record):
         """How exact an exact policy is with the target's data type. Unknown ones may be narrow."""
         target = self.engines.get(BASELINE)
         return "exact" if target is not None and target.dtype == "float32" else "exact up to rounding"
+
+    def exactness(self, policy: str) -> Exactness | Literal["not exact"]:
+        """Return how exact a policy is. The target is compared with itself."""
+        if not self.is_exact(policy):
+            return "not exact"
+        return "exact" if policy == BASELINE else self.exact_in_words
 
     def identity(self) -> dict[str, object]:
         """Return the fields that define a run: everything except where and when it ran."""
@@ -253,6 +276,10 @@ class ResultRow(Record):
         """Problem, policy and repeat, which identify a row in its run."""
         return self.problem, self.policy, self.repeat
 
+    def on(self, node: "Node | None") -> "ResultRow":
+        """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
+        return self if node is None or self.node else self.model_copy(update={"node": node.name})
+
 
 class JudgedStepRecord(Record):
     """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
@@ -312,7 +339,7 @@ class Node(Record):
     """Sets of models that answered there beside each other, and share its processors and memory."""
 
 
-class Block(Record):
+class Block(WithRemoved):
     """Rows of one policy that ran together, with measurements that cover all of them."""
 
     removed_fields = frozenset({"joules"})
@@ -327,12 +354,20 @@ class Block(Record):
     """By role, target and draft."""
     node: Node | None = None
     """Where it ran; None for the machine in `run.json`."""
-    cpu_s: float | None = None
-    """Processor seconds of stepspec and the processes that it started."""
-    others: float | None = None
-    """Share of all processors of the machine that other programs used."""
+    cpu_s: Seconds | None = None
+    """Processor seconds of stepspec and the processes that it started; None if unknown."""
+    others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))
+    """Share of all processors of the machine that other programs used; None if unknown. Earlier: `others`."""
     load: float | None = None
     """The system's load average over the last minute, at the end."""
+
+    def on(self, node: Node | None) -> "Block":
+        """Return the block as one of a machine, see `ResultRow.on`."""
+        if node is None or self.node:
+            return self
+        # Workers on one machine count each other as other programs.
+        others_share = self.others_share if node.num_workers == 1 else None
+        return self.model_copy(update={"node": node, "others_share": others_share})
 
 
 class Failure(Record):
@@ -360,7 +395,7 @@ class Percentiles(Record):
     p99: float
 
 
-class Throughput(Record):
+class Throughput(WithRemoved):
     """Throughput over blocks that finished under every policy. Includes idle time at their ends, excludes grading."""
 
     removed_fields = frozenset({"joules_per_problem"})
@@ -420,12 +455,16 @@ class PolicySummary(Record):
     accuracy_delta_ci: tuple[float, float] | None
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
+    num_compared: Count | None = None
+    """Problems of `accuracy_delta`, `lost` and `won`: those that ended under every policy, with an answer or an error.
+    None in summaries from before this field existed."""
     lost: float | None = None
     """Problems that the target answered correctly and the policy did not. With repeats, means over them."""
     won: float | None = None
     """Problems that the policy answered correctly and the target did not."""
     accuracy_kept: Exactness | Literal["within a point", "not known"] | None = None
-    """Whether the policy keeps the target's accuracy, by the rule of `Matched`."""
+    """Whether the policy keeps the target's accuracy, by the rule of `Matched`. It is not known of a policy that leaves
+    requests unanswered."""
     no_speed: str | None = None
     """Why the policy's speed does not count, as a clause that ends a sentence; null if it counts. The speedups are
     still set, but do not show them without this reason."""
@@ -497,8 +536,8 @@ class PolicySummary(Record):
     """Figures by output position; empty if no text has 500 tokens."""
     cpu_s: Seconds | None = None
     """Processor seconds of stepspec during its blocks, in which it waited `wall_s` for answers."""
-    others: float | None = None
-    """Mean share of all processors that other programs used meanwhile."""
+    others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))
+    """Mean share of all processors that other programs used meanwhile. Earlier: `others`."""
     n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
     n_for_five_percent: Count | None = None
@@ -546,6 +585,6 @@ class Summary(Record):
     nodes: list[Node] = []
     """The machines of a run on several."""
     num_apart: Count = 0
-    """Requests that ran on different machines under the policies. Their times are not compared."""
+    """Requests that ran on different machines under the policies. They count for no time."""
     busy: str | None = None
     """A warning, if other programs kept the machine busy during the run; else None."""

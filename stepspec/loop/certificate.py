@@ -7,13 +7,12 @@ changed without the other.
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import BaseModel, Field, Strict
 
-from stepspec.base.file_model import FileModel
+from stepspec.base.file_model import FileModel, parse_toml
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 HASH_VERSION = 1
@@ -122,14 +121,38 @@ class Certificate(FileModel):
         return notes
 
 
-def certificate_in(text: str, temperature: float) -> Certificate | None:
-    """Return the certificate in the text of a policy file for a temperature; None without one."""
-    if "certificate]" not in text:  # also texts of runs that are no policy file of this version
-        return None
-    policy = tomllib.loads(text)
-    tables: list[dict[str, Any]] = policy.get("temperatures", [])
-    table = next((each for each in tables if temperature <= each["at_most"]), policy)
-    return Certificate.model_validate(table["certificate"]) if "certificate" in table else None
+class _Certified(BaseModel):
+    certificate: Certificate | None = None
+
+
+class _AtMost(_Certified):
+    at_most: float
+
+
+class _Score(BaseModel):
+    max_overhead: float | None = None
+
+
+class CertifiedPolicy(_Certified):
+    """The certificates in a policy file of any version. Its other keys are not read, except for `max_overhead`."""
+
+    temperatures: list[_AtMost] = []
+    score: _Score = _Score()
+
+    @classmethod
+    def read(cls, text: str) -> "CertifiedPolicy":
+        """Read the text of a policy file, which may come from elsewhere.
+
+        Raises:
+            ValueError: it is not a policy file.
+            RecursionError: it is nested too deeply.
+        """
+        # Texts without a certificate need not be policy files of this version.
+        return cls.model_validate(parse_toml(text)) if "certificate]" in text else cls()
+
+    def at(self, temperature: float) -> Certificate | None:
+        """Return the certificate for a temperature; None without one."""
+        return next((each for each in self.temperatures if temperature <= each.at_most), self).certificate
 
 
 def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:

@@ -70,17 +70,26 @@ def test_the_policy_exact_is_reported_as_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "words"),
+    ("interval", "kept", "words"),
     [
-        ((-0.031, 0.025), "it is as accurate as the target, so the draft is the answer here"),
-        ((0.001, 0.06), "it is as accurate as the target, so the draft is the answer here"),
-        ((-0.034, -0.011), "it is less accurate than the target."),
-        ((-0.3, 0.1), "too wide an interval to tell whether the draft is the answer."),
+        ((-0.031, 0.025), "not known", "no loss is known, and at 95% it is at most 3.1%. If that is acceptable"),
+        ((-0.3, 0.1), "not known", "no loss is known, and at 95% it is at most 30.0%. If that is acceptable"),
+        ((-0.006, 0.004), "within a point", "keeps the target's accuracy to within a point, so the draft"),
+        ((-0.034, -0.011), "not known", "it is less accurate than the target."),
     ],
 )
-def test_a_report_says_whether_the_draft_alone_is_the_answer(interval: tuple[float, float], words: str) -> None:
+def test_the_draft_alone_is_the_answer_by_the_rule_that_holds_for_every_policy(
+    interval: tuple[float, float], kept: str, words: str
+) -> None:
     found = summary("token")
-    draft = STEPSPEC.model_copy(update={"accuracy_delta": sum(interval) / 2, "accuracy_delta_ci": interval})
+    draft = STEPSPEC.model_copy(
+        update={
+            "accuracy_delta": sum(interval) / 2,
+            "accuracy_delta_ci": interval,
+            "accuracy_loss_upper95": -interval[0],
+            "accuracy_kept": kept,
+        }
+    )
     found = found.model_copy(update={"policies": {**found.policies, "draft": draft}})
     (sentence,) = [each for each in findings(RUN, found).details if each.startswith("The draft alone")]
     assert sentence.startswith("The draft alone lost 30 and won 24 of 1,000 problems, a difference of ")
@@ -138,6 +147,28 @@ def test_with_missing_rows_the_difference_is_over_the_shared_problems() -> None:
         )
     nothing_shared = findings(RUN, summary("stepspec", accuracy_delta=None, accuracy_delta_ci=None))
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)
+
+
+def test_lost_and_won_problems_are_named_with_the_problems_that_were_compared() -> None:
+    details = " ".join(findings(RUN, summary("token", num_compared=1020)).details)
+    assert "lost 30 and won 24 of 1,020 problems" in details
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[certificate]\nmeasure = 7",
+        "[certificate]\nmeasure =",
+        "score = 3\n[certificate]",
+        "temperatures = [[1]]\n[certificate]",
+        f"a{'.a' * 100_000} = 1\n[certificate]",
+        f"a = {'[' * 100_000}\n[certificate]",
+    ],
+)
+def test_a_certificate_that_cannot_be_read_becomes_a_warning(text: str) -> None:
+    record = RUN.policies["stepspec"].model_copy(update={"text": text})
+    run = RUN.model_copy(update={"policies": {**RUN.policies, "stepspec": record}})
+    assert "stepspec: its certificate cannot be read." in findings(run, summary("stepspec")).warnings
 
 
 def test_failed_requests_come_first_even_for_a_policy_without_rows() -> None:

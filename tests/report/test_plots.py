@@ -16,7 +16,7 @@ from stepspec.evaluation.report.plots.flow import fates
 from stepspec.evaluation.report.plots.judging import places_accepted
 from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
-from stepspec.evaluation.report.readme import read_results
+from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.running import summarise
 from stepspec.evaluation.stats import wilson
@@ -80,6 +80,13 @@ def test_a_summary_without_rows_has_the_figures_of_its_totals() -> None:
     assert (tradeoff, time) == ("k-tradeoff", "k-time")
     assert flows
     assert all(key.endswith("-flow") for key in flows)
+
+
+def test_what_was_not_run_is_named_within_the_figure() -> None:
+    run, summary = read_results(STORED)[0]
+    tradeoff = plot_sections("k", run, summary, RunTally())["All policies"][0].svg
+    (left,) = re.findall(r'translate\((-?[\d.]+) [\d.]+\)">\(not run: draft, always, specreason-decode\)<', tradeoff)
+    assert float(left) > 0
 
 
 def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:

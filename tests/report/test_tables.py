@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from evals.bench.readme import headline, overview_block, readme_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
     EngineRecord,
@@ -25,15 +26,13 @@ from stepspec.evaluation.report import (
     UNKNOWN,
     closing_table,
     conditions_sentence,
-    headline,
     markdown_report,
-    overview_block,
     read_results,
-    readme_block,
     readme_table,
     with_block,
 )
 from stepspec.evaluation.report.cells import times
+from stepspec.evaluation.report.conditions import pair_in_words
 from stepspec.evaluation.stats import Candidate, fastest
 
 TARGET = PolicySummary(
@@ -234,6 +233,16 @@ def test_a_headline_has_no_speed_of_a_policy_that_is_not_known_to_keep_the_accur
     for number, (speed, _) in enumerate(policies):
         faster = speed > (made[name].speedup_vs_target or 0)
         assert (f"`p{number}` lost {number} and won 24 of 1,000 problems" in text) == faster
+
+
+def test_a_pair_of_stepspec_has_one_name_and_other_models_have_theirs() -> None:
+    def named(target: str, draft: str) -> str:
+        names = {"target": target, "draft": draft}
+        engine = EngineRecord(name="", weights=None, dtype=None, device=None)
+        return pair_in_words({role: engine.model_copy(update={"name": name}) for role, name in names.items()})
+
+    assert named("embedded target", "embedded draft") == "the embedded pair"
+    assert named("embedded target", "small") == "the target embedded target and the draft small"
 
 
 def test_a_headline_needs_the_verdict_of_its_run() -> None:

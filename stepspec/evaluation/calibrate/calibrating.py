@@ -2,7 +2,6 @@
 
 import random
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -30,12 +29,12 @@ from stepspec.evaluation.calibrate.running import (
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.policy_files import certificate_for, policy_text
-from stepspec.evaluation.records import EngineRecord
+from stepspec.evaluation.records import compared_models
 from stepspec.evaluation.replay.path import changed_policy
-from stepspec.evaluation.report.conditions import hardware_in_words
+from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
 from stepspec.evaluation.running import Executor, load_problems
 from stepspec.evaluation.running.conditions import current_conditions, engine_records
-from stepspec.loop.certificate import Certificate, by_role
+from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
 COMMENT_WIDTH = 118
@@ -188,8 +187,7 @@ def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Poli
     found, identity = outcome.tested[outcome.chosen], task.identity
     assert found.loss_upper is not None, "a certified setting was tested"
     speed: Speed | None = outcome.speed
-    records = {role.removeprefix("judge "): each for role, each in task.models.records.items() if each is not None}
-    compared = by_role({role: each.model_dump() for role, each in records.items()})
+    compared = compared_models(task.models.records)
     fields = {
         "measure": identity.measure,
         "max_loss": identity.max_loss,
@@ -201,8 +199,9 @@ def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Poli
         "prompt_version": identity.prompt_version,
         "template_sha256": task.models.template_sha256,
         "models": dict(identity.models),
-        "pair": _in_words(task.models.records),
-        **{name: values for name, values in compared.items() if name != "models"},
+        "pair": pair_in_words(task.models.records),
+        "dtypes": compared["dtypes"],
+        "engines": compared["engines"],
         "max_overhead": "none",
         "temperature": identity.temperature,
         "top_p": identity.top_p,
@@ -213,13 +212,6 @@ def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Poli
         "date": results.started[:10],
     }
     return certificate_for(policy, fields)
-
-
-def _in_words(records: Mapping[str, EngineRecord | None]) -> str:
-    """Return a pair in words: a pair of stepspec by its name, others by the names of their models."""
-    names = [each.name for role, each in records.items() if each is not None and role in ("target", "draft")]
-    pair = names[0].removesuffix(" target")
-    return " with ".join(names) if pair == names[0] else f"the {pair} pair"
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict
-
-from stepspec.evaluation.records import Conditions, EngineRecord, Record
+from stepspec.evaluation.records import Conditions, EngineRecord, Record, WithRemoved
 
 Interval = tuple[float, float]
 Measure = Literal["accuracy", "agreement"]
@@ -31,10 +29,10 @@ class Identity(Record):
     num_repeats: int
 
 
-class SettingRecord(Record):
+class SettingRecord(WithRemoved):
     """A setting of the path, with what the recorded steps predict."""
 
-    model_config = ConfigDict(extra="ignore")  # earlier versions wrote a range of the accuracy
+    removed_fields = frozenset({"predicted_accuracy"})
 
     name: str
     thresholds: dict[str, float]

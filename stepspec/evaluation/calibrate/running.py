@@ -448,7 +448,7 @@ def _setting_record(setting: Setting) -> SettingRecord:
         predicted_speedup=found.speedup,
         predicted_vs_token=found.speedup_vs_token,
         predicted_acceptance=found.step_acceptance,
-        surprise=found.surprise,
+        surprise=found.departure,
     )
 
 

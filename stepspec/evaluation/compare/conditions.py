@@ -86,7 +86,12 @@ def differences(a: RunRecord, b: RunRecord, policies: Iterable[tuple[str, str]])
         title = name_a if name_a == name_b else f"{name_a}={name_b}"
         hashes = (_shown(run.policies[name].sha256) for run, name in ((a, name_a), (b, name_b)))
         pairs.append(Difference(name=f"policies.{title}", a=next(hashes), b=next(hashes)))
-    return [each for each in pairs if each.a != each.b]
+    return [each for each in pairs if each.a != each.b and not (_is_machine(each.name) and None in (each.a, each.b))]
+
+
+def _is_machine(name: str) -> bool:
+    """Return whether a difference is one of machines. What one of the runs does not say of its own is none."""
+    return name.partition(".")[0] in ("hardware", "machine")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str | None]]:

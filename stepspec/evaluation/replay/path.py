@@ -2,8 +2,8 @@
 
 Thresholds come from the scores of recorded steps. Every combination is replayed, and the path holds those that are
 faster than token-level speculation alone, which is exact, and than every more careful one. If none is, it holds those
-that are faster than the target, or else the fastest one. How careful a setting is says the surprise of what it keeps of
-the draft.
+that are faster than the target, or else the fastest one. How careful a setting is says how far what
+it keeps of the draft departs from the target.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import numpy as np
 from stepspec.errors import UsageError
 from stepspec.evaluation.replay.deciding import scores_of
 from stepspec.evaluation.replay.recordings import Recording, Recordings
-from stepspec.evaluation.replay.replaying import Replayed, replay, replayable
+from stepspec.evaluation.replay.replaying import Replayed, departures, replay, replayable
 from stepspec.loop.judging import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, SalvageTable, with_threshold
 
@@ -61,10 +61,9 @@ def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) 
         settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
     if not settings:
         raise UsageError("No threshold above reject_below accepts a recorded step. Remove reject_below, or lower it.")
-    found = {
-        each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
-    }
-    ordered = sorted(found.values(), key=lambda each: (each.departure, each.wall_s))
+    found = replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
+    order = {each.name: (departure, each.wall_s) for each, departure in zip(found, departures(found), strict=True)}
+    ordered = sorted(found, key=lambda each: order[each.name])
     chosen: list[Replayed] = []
     for each in worth_testing(ordered):
         if not chosen or chosen[-1].wall_s >= WORTH_A_TEST * each.wall_s:

@@ -48,17 +48,12 @@ class Replayed:
     likely_correct: float
     """A guess of the share of right answers, to choose settings that are worth a test, see `_likely_correct`. Real runs
     can be far from it, so do not show it."""
-    surprise: float | None
+    departure: float | None
     """Mean over requests of the negative log-probabilities, under the target and in nats, of the draft's tokens that
     are kept although the target would have chosen others. It measures how far a policy departs from the target; None if
     they were not recorded."""
     extrapolated: float
     """Share of the target's judging passes that are wider than any measured one; 0 with the run's own times."""
-
-    @property
-    def departure(self) -> float:
-        """How far the policy departs from the target: `surprise`, or the accepted steps where it is unknown."""
-        return self.surprise if self.surprise is not None else self.step_acceptance or 0.0
 
 
 def replay(
@@ -105,8 +100,8 @@ class _Outcome:
     num_accepted: int
     num_wide: int
     """Judging passes beyond the measured widths."""
-    surprise: float | None
-    """See `Replayed.surprise`."""
+    departure: float | None
+    """See `Replayed.departure`."""
     first_change: JudgedStepRecord | None
     """The first step that it decides otherwise."""
 
@@ -142,7 +137,7 @@ def _replay(
         speedup_vs_token=None if token_s is None else token_s / float(wall.sum()),
         step_acceptance=sum(each.num_accepted for each in found.values()) / num_judged if num_judged else None,
         likely_correct=_likely_correct(found, recording, all_of.baselines[BASELINE]),
-        surprise=_mean([found[key].surprise for key in keys]),
+        departure=_mean([found[key].departure for key in keys]),
         extrapolated=sum(each.num_wide for each in found.values()) / max(1, num_judged) if costs else 0.0,
     )
 
@@ -249,7 +244,7 @@ def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing
         num_judged=len(asked),
         num_accepted=sum(each.accepted for _, each in asked),
         num_wide=sum(each.asks_target and step.num_tokens > widest for step, each in asked),
-        surprise=_sum(_surprise(step, each.num_kept) for step, each in decided),
+        departure=_sum(_surprise(step, each.num_kept) for step, each in decided),
         first_change=next((step for step, each in decided if not each.same_text(step)), None),
     )
 
@@ -326,15 +321,18 @@ def _likely_correct(outcomes: Mapping[Key, _Outcome], recording: Recording, targ
     return total / len(outcomes)
 
 
+def departures(replayed: Sequence[Replayed]) -> list[float]:
+    """Return how far each policy departs from the target, in one unit: nats, or accepted steps if one has no nats."""
+    known = [each.departure for each in replayed if each.departure is not None]
+    return known if len(known) == len(replayed) else [each.step_acceptance or 0.0 for each in replayed]
+
+
 def front(replayed: Sequence[Replayed]) -> list[str]:
     """Return the names of the policies of which no other one is as fast and as close to the target."""
 
-    def beaten(one: Replayed) -> bool:
-        return any(
-            (other.speedup, other.departure) != (one.speedup, one.departure)
-            and other.speedup >= one.speedup
-            and other.departure <= one.departure
-            for other in replayed
-        )
+    points = [(each.speedup, -departure) for each, departure in zip(replayed, departures(replayed), strict=True)]
 
-    return [each.name for each in replayed if not beaten(each)]
+    def beaten(point: tuple[float, float]) -> bool:
+        return any(each != point and each[0] >= point[0] and each[1] >= point[1] for each in points)
+
+    return [each.name for each, point in zip(replayed, points, strict=True) if not beaten(point)]

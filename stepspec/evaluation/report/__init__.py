@@ -7,30 +7,18 @@ from stepspec.evaluation.report.cells import UNKNOWN
 from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
-from stepspec.evaluation.report.readme import (
-    Drafts,
-    Results,
-    headline,
-    overview_block,
-    read_results,
-    readme_block,
-    with_block,
-)
+from stepspec.evaluation.report.results import Results, read_results, with_block
 from stepspec.evaluation.report.tables import closing_table, readme_table
 
 __all__ = [
     "COLUMNS",
     "UNKNOWN",
-    "Drafts",
     "Results",
     "closing_table",
     "conditions_sentence",
-    "headline",
     "markdown_report",
     "nodes_in_words",
-    "overview_block",
     "read_results",
-    "readme_block",
     "readme_table",
     "with_block",
 ]

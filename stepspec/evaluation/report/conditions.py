@@ -69,6 +69,13 @@ def models_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
     return ", ".join(_model_in_words(role, engine) for role, engine in engines.items() if engine is not None)
 
 
+def pair_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
+    """Return a pair of stepspec by its name, and other models by theirs."""
+    target, draft = (engine.name if engine else "none" for engine in map(engines.get, ("target", "draft")))
+    pair = target.removesuffix(" target")
+    return f"the {pair} pair" if draft == f"{pair} draft" else f"the target {target} and the draft {draft}"
+
+
 def device_in_words(engine: EngineRecord) -> str | None:
     """Return where a model ran; None if unknown."""
     if engine.device is None or engine.threads is None:

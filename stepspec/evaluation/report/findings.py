@@ -1,29 +1,25 @@
 """Findings of a run in sentences: the fastest policy that keeps the accuracy, exactness, and warnings."""
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary, compared_models
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
-from stepspec.loop.certificate import by_role, certificate_in
+from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.step import NotProposed
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
 """Share of drafted tokens in the target's tokens below which token-level speculation was practically off."""
-DRAFT_MARGIN = 0.05
-"""A draft is called as accurate as the target if the interval of its accuracy minus the target's reaches zero, and does
-not reach further below it than this."""
 REFERENCES = ("draft", "always")
 """Policies without a judge, which every table shows beside those with one."""
 WITH_TOKENS = {"specreason": "specreason-decode"}
 """Published methods without token-level speculation, and the same with it."""
 FEW_PROPOSED = 0.1
 """Share of the steps below which the draft proposed hardly any."""
-LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
+WHY_LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
 """Reasons for which a request goes on without its draft."""
 MUCH_TROUBLE = 0.05
 """Share of rows from which a problem affects the meaning of the other figures."""
@@ -63,25 +59,28 @@ def not_run(run: RunRecord) -> list[str]:
 
 
 def draft_alone(run: RunRecord, summary: Summary) -> Iterable[str]:
-    """Yield what the draft alone loses, and that it is the answer if it is as accurate as the target."""
+    """Yield what the draft alone loses, and that it is the answer if it keeps the accuracy by the rule of `Matched`."""
     for name, policy in summary.policies.items():
-        if run.kind_of(name) != "draft" or policy.accuracy_delta is None or policy.accuracy_delta_ci is None:
+        if run.kind_of(name) != "draft" or policy.accuracy_delta_ci is None or policy.accuracy_loss_upper95 is None:
             continue
-        low, high = policy.accuracy_delta_ci
         gain = joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign="+"))
         found = f"The draft alone {lost_and_won(policy, summary)}, a difference of {gain}"
-        if high < 0:
+        if policy.accuracy_kept == "within a point":
+            yield f"{found}: it keeps the target's accuracy to within a point, so the draft is the answer here."
+        elif policy.accuracy_delta_ci[1] < 0:
             yield f"{found}: it is less accurate than the target."
-        elif low < -DRAFT_MARGIN:
-            yield f"{found}: too wide an interval to tell whether the draft is the answer."
         else:
-            yield f"{found}: it is as accurate as the target, so the draft is the answer here, without any speculation."
+            yield (
+                f"{found}: no loss is known, and at 95% it is at most {percent(policy.accuracy_loss_upper95)}. If that "
+                "is acceptable, the draft is the answer here, without any speculation."
+            )
 
 
 def lost_and_won(policy: PolicySummary, summary: Summary) -> str:
     """Return the problems that a policy lost and won against the target, after its name."""
     lost, won = (UNKNOWN if number is None else f"{number:g}" for number in (policy.lost, policy.won))
-    return f"lost {lost} and won {won} of {count(summary.n, 'problem')}"
+    compared = summary.n if policy.num_compared is None else policy.num_compared
+    return f"lost {lost} and won {won} of {count(compared, 'problem')}"
 
 
 def unproven(summary: Summary) -> Mapping[str, PolicySummary]:
@@ -111,7 +110,7 @@ def steps_not_proposed(summary: Summary) -> list[str]:
         rows, why = num_rows(policy), policy.not_proposed
         if policy.steps_proposed is None or "the policy proposes none" in why:
             continue
-        left = sum(number for reason, number in why.items() if reason in LEFT)
+        left = sum(number for reason, number in why.items() if reason in WHY_LEFT)
         if policy.steps_proposed < FEW_PROPOSED * (policy.steps or 0) or left > MUCH_TROUBLE * rows:
             reasons = _list(f"{reason} in {number:,}" for reason, number in why.items()) or "none is known"
             proposed = (
@@ -231,14 +230,17 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 
 def _certificates(run: RunRecord) -> Iterable[str]:
-    """Yield sentences for each policy whose certificate is for other models, problems or settings."""
-    engines = {role.removeprefix("judge "): each for role, each in run.engines.items() if each is not None}
-    models = by_role({role: each.model_dump() for role, each in engines.items()})
+    """Yield sentences for each policy whose certificate is for other models, problems or settings, or unreadable."""
+    models = compared_models(run.engines)
     names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
     for name, policy in run.policies.items():
-        certificate = certificate_in(policy.text, run.temperature)
-        if certificate is not None:
-            overhead = tomllib.loads(policy.text).get("score", {}).get("max_overhead")
+        try:
+            certified = CertifiedPolicy.read(policy.text)
+        except (ValueError, RecursionError):
+            yield f"{name}: its certificate cannot be read."
+            continue
+        if (certificate := certified.at(run.temperature)) is not None:
+            overhead = certified.score.max_overhead
             for _, note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
                 yield f"{name}: {note}"
 

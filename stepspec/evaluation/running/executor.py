@@ -59,22 +59,23 @@ class Evaluation:
 
     def systems(self, pair: Pair) -> dict[str, StepSpec]:
         """Return what answers under each policy, with the models of a pair."""
-        record, plain = (
-            self.keeping.record,
-            {"certificate": None, "temperatures": ()},
-        )  # what is certified is said before
-        fixed = {name: policy.at(self.run.temperature) for name, policy in self.policies.items()}
+        # Without certificates, since the command has printed what they do not cover.
+        uncertified = {"certificate": None, "temperatures": ()}
+        policies = {
+            name: policy.at(self.run.temperature).model_copy(update=uncertified)
+            for name, policy in self.policies.items()
+        }
         return {
-            name: StepSpec(policy=policy.model_copy(update=plain), pair=pair, record=record)
-            for name, policy in fixed.items()
+            name: StepSpec(policy=policy, pair=pair, record=self.keeping.record) for name, policy in policies.items()
         }
 
     def gauges_of(self, pair: Pair) -> Gauges:
         """Return the counters to read."""
         if not self.gauges:
             return Gauges()
-        engines = {"target": pair.target, **({"draft": pair.draft} if pair.draft else {})}
-        return Gauges(engines)
+        if pair.draft is None:
+            return Gauges({"target": pair.target})
+        return Gauges({"target": pair.target, "draft": pair.draft})
 
 
 class Gradings:

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -55,33 +55,50 @@ class RunFolder:
             if any(not _is_temporary(entry) for entry in self.path.iterdir()):
                 raise UsageError(f"{self.path} is not empty and holds no run; give another folder with --output.")
 
-    def begin(self, run: RunRecord) -> None:
-        """Create the folder and its `run.json`, or check that the run there is the same one."""
+    def begin(self, run: RunRecord) -> RunRecord:
+        """Create the folder and its `run.json`, or check that the run there is the same one. Return the one there."""
         self.refuse_strangers()
         with self._disk():
             self.path.mkdir(parents=True, exist_ok=True)
-            if not write_new(self.path / "run.json", run.model_dump_json(indent=2) + "\n"):
-                refuse_another(self.path, read_run(self.path), run)
+            with self._lock():
+                if not (self.path / "run.json").exists():
+                    self._write_run(run)
+                there = read_run(self.path)
+            refuse_another(self.path, there, run)
             self._descriptor("rows")
+        return there
 
     def resume(self, here: Conditions) -> None:
-        """Note in `run.json` with what the run goes on, if that is new."""
-        with self._disk(), self._changing() as run:
-            self.node = node_of(run, here)
-            if not any(here.is_like(each) for each in (run, *run.resumed)):
-                run.resumed.append(here)
+        """Go on with the run on this machine."""
+        self.note(here)
+        self.node = node_of(read_run(self.path), here)
+
+    def note(self, here: Conditions) -> None:
+        """Note in `run.json` where and with what the run went on, if that is new."""
+
+        def noted(run: RunRecord) -> RunRecord:
+            is_known = any(here.is_like(each) for each in (run, *run.resumed))
+            return run if is_known else run.model_copy(update={"resumed": [*run.resumed, here]})
+
+        self._update(noted)
+
+    def _update(self, change: Callable[[RunRecord], RunRecord]) -> None:
+        """Replace `run.json` by a changed version. Other parts may change it too."""
+        with self._disk(), self._lock():
+            run = read_run(self.path)
+            if (changed := change(run)) != run:
+                self._write_run(changed)
+
+    def _write_run(self, run: RunRecord) -> None:
+        write_whole(self.path / "run.json", run.model_dump_json(indent=2) + "\n")
 
     @contextlib.contextmanager
-    def _changing(self) -> Generator[RunRecord]:
-        """Yield `run.json` for changes of its lists, which other parts may change too."""
+    def _lock(self) -> Generator[None]:
+        """Keep other parts from changing `run.json`."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            run = read_run(self.path)
-            before = run.model_dump_json(indent=2)
-            yield run
-            if (text := run.model_dump_json(indent=2)) != before:
-                write_whole(self.path / "run.json", text + "\n")
+            yield
         finally:
             os.close(fd)
 
@@ -121,9 +138,8 @@ class RunFolder:
 
     def finish(self, summary: Summary) -> None:
         """Write the summary and the report, which are computed from the rows."""
+        self._update(lambda run: run.model_copy(update={"busy": summary.busy}))
         with self._disk():
-            with self._changing() as run:
-                object.__setattr__(run, "busy", summary.busy)
             write_whole(self.path / "summary.json", summary.model_dump_json(indent=2) + "\n")
             write_whole(self.path / "report.md", markdown_report(read_run(self.path), summary))
 
@@ -176,23 +192,6 @@ def what_differs(there: RunRecord, run: RunRecord) -> str:
         f"{name} ({was} there, {now} here)" if isinstance(now, int | float) and name != "version" else name
         for name, (was, now) in different.items()
     )
-
-
-def write_new(file: Path, text: str) -> bool:
-    """Create a file atomically and return whether it is new: another process may have created it first."""
-    if file.exists():
-        return False
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    write_whole(temporary, text)
-    try:
-        file.hardlink_to(temporary)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -27,13 +27,13 @@ def merge(parts: Sequence[Path], output: Path) -> Summary:
         if differences := what_differs(runs[0], run):
             raise UsageError(f"{part} and {parts[0]} are not parts of one run: they differ in {differences}.")
     with RunFolder(output) as merged:
-        merged.begin(runs[0])
+        first = merged.begin(runs[0])  # of an earlier merge, perhaps on another machine than the parts
         for each in (each for run in runs for each in (run.conditions, *run.resumed)):
-            merged.resume(each)
+            merged.note(each)
         done = {row.key for row in merged.rows()}
         for part, run in zip(parts, runs, strict=True):
-            done |= _copy(part, merged, done, node_of(runs[0], run.conditions))
-        summary = summarise(runs[0], merged.rows(), merged.blocks(), merged.failures())
+            done |= _copy(part, merged, done, node_of(first, run.conditions))
+        summary = summarise(first, merged.rows(), merged.blocks(), merged.failures())
         merged.finish(summary)
     return summary
 
@@ -55,11 +55,11 @@ def _copy(part: Path, merged: RunFolder, done: set[Key], node: Node | None) -> s
             merged.add_trace(trace)
     for row in iter_rows(part):
         if row.key in fresh:
-            merged.add_row(row if row.node or not node else row.model_copy(update={"node": node.name}))
+            merged.add_row(row.on(node))
     known_blocks = {(block.policy, *block.jobs) for block in merged.blocks()}
     for block in iter_blocks(part):
         if (block.policy, *block.jobs) not in known_blocks:
-            merged.add_block(block if block.node or not node else block.model_copy(update={"node": node}))
+            merged.add_block(block.on(node))
     known_failures = {failure.key for failure in merged.failures()}
     for failure in iter_failures(part):
         if failure.key not in known_failures:

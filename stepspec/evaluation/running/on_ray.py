@@ -13,7 +13,7 @@ import math
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -209,7 +209,7 @@ class Worker:
         traces = task.keeping.traces or task.keeping.record
         systems, gauges = task.systems(self._pair), task.gauges_of(self._pair)
         self._runner = Runner(task.run, systems, self._gradings.by(task.grader), task.ask, traces, gauges)
-        await self._runner.warm_up(blocks)
+        await self._runner.warm_up(blocks, Recorder())
 
     async def run(self, block: JobBlock) -> list[Call]:
         """Run a block, and return what became of its jobs."""
@@ -468,7 +468,7 @@ class OnRay:
                 while left:
                     results.say(left[0][0].policy)
                     for name, arguments in await _result(worker.run.remote(left[0])):
-                        getattr(results, name)(*(self._placed(each, place) for each in arguments))
+                        getattr(results, name)(*self._placed(arguments, place))
                     left.popleft()
                     place.num_deaths = 0
             except LOST as error:
@@ -483,16 +483,11 @@ class OnRay:
             self._notify(f"A worker on {place.about.node.name} died. Another one does its work.")
             place.lose(error)
 
-    def _placed(self, value: Any, place: Place) -> Any:
-        """Return a row or a block with the machine on which it ran."""
+    def _placed(self, arguments: tuple[Any, ...], place: Place) -> Iterator[Any]:
+        """Yield the arguments of a call, rows and blocks with the machine on which they ran."""
         assert place.about is not None, "the worker has said where it is"
-        name = place.about.node.name
-        if isinstance(value, ResultRow):
-            return value.model_copy(update={"node": name})
-        if isinstance(value, Block):
-            node = place.about.node.model_copy(update={"num_workers": self._num_at(name)})
-            return value.model_copy(update={"node": node})
-        return value
+        node = place.about.node.model_copy(update={"num_workers": self._num_at(place.about.node.name)})
+        yield from (each.on(node) if isinstance(each, ResultRow | Block) else each for each in arguments)
 
 
 def _check_same(first: About, other: About) -> None:

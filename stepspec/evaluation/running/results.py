@@ -51,9 +51,7 @@ class Results:
 
     def add(self, row: ResultRow, trace: Trace | None) -> None:
         """Store a row and its trace."""
-        node = self._folder.node
-        placed = row if node is None or row.node else row.model_copy(update={"node": node.name})
-        self._folder.add(placed, trace)
+        self._folder.add(row.on(self._folder.node), trace)
         self._progress.add(row)
 
     def say(self, words: str) -> None:
@@ -81,8 +79,7 @@ class Results:
 
     def add_block(self, block: Block) -> None:
         """Store the measurements of a block."""
-        node = self._folder.node
-        self._folder.add_block(block if node is None or block.node else block.model_copy(update={"node": node}))
+        self._folder.add_block(block.on(self._folder.node))
 
     def close(self) -> None:
         """Store the failures at the end of the run, which were too few to blame an engine."""

@@ -105,7 +105,7 @@ class Runner:
         for block in blocks:
             await self.run_block(block, receiver)
 
-    async def warm_up(self, blocks: Sequence[JobBlock], receiver: Receiver | None = None) -> None:
+    async def warm_up(self, blocks: Sequence[JobBlock], receiver: Receiver) -> None:
         """Send warm-up requests under each policy, so that no recorded request is the first of its kind.
 
         As many run concurrently as in the largest block.
@@ -120,11 +120,8 @@ class Runner:
                 )
 
     @contextmanager
-    def _shown(self, what: str, receiver: Receiver | None) -> Generator[None]:
+    def _shown(self, what: str, receiver: Receiver) -> Generator[None]:
         """Say every second what runs in the block, and how many tokens the models have written in it."""
-        if receiver is None:
-            yield
-            return
         before = self.gauges.read()
 
         async def show() -> None:
@@ -175,8 +172,8 @@ class Runner:
                     wall_s=wall_s,
                     committed_tokens=sum(row.tokens.committed for row in rows),
                     usage=self.gauges.usage_since(before, now),
-                    cpu_s=processors_now.own_s - processors.own_s,
-                    others=processors_now.others_since(processors, wall_s),
+                    cpu_s=processors_now.own_since(processors),
+                    others_share=processors_now.others_since(processors, wall_s),
                     load=processors_now.load,
                 )
             )

@@ -81,7 +81,7 @@ async def run_unfinished(
 ) -> Summary:
     """Run what is not in the folder yet by `run_rounds`. Arguments and errors are those of `evaluate`."""
     with RunFolder(keeping.folder, keeping.part) as folder:
-        folder.begin(run)
+        first = folder.begin(run)  # of the start, perhaps on another machine
         done = {row.key for row in folder.rows()}
         if not keeping.retry_errors:
             done |= {failure.key for failure in folder.failures()}
@@ -101,6 +101,6 @@ async def run_unfinished(
         await run_rounds(left, make_results)
         for each in receivers:
             each.close()
-        summary = summarise(run, folder.rows(), folder.blocks(), folder.failures())
+        summary = summarise(first, folder.rows(), folder.blocks(), folder.failures())
         folder.finish(summary)
     return summary

@@ -1,7 +1,7 @@
 """Summarizes rows: accuracies with intervals, speedups over the same problems, rates and sums.
 
 A policy's own figures cover all its rows. Paired figures cover the (problem, repeat) pairs that are finished under
-every policy with any row, summed per problem. Times are only of pairs that ran on the same machine. Accuracies count
+every policy with any row, summed per problem. Pairs that ran on different machines count for no time. Accuracies count
 requests that ended in an error as not correct. The target's accuracy is not compared with itself, so those fields are
 null.
 """
@@ -38,6 +38,7 @@ def summarise(
     candidates = pairs.candidates(throughput)
     kept = {each.name: "within a point" if each.keeps(MATCHED_LOSS) else "not known" for each in candidates}
     kept |= {each.name: run.exact_in_words for each in candidates if each.exact}
+    kept |= {each.name: "not known" for each in candidates if each.why_no_speed is not None}
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
@@ -66,24 +67,26 @@ def summarise(
         num_repeats=run.num_repeats,
         nodes=_nodes(all_blocks, run),
         num_apart=len(table.apart),
-        busy=_busy({policy: each.others for policy, each in policies.items() if each.others is not None}, run),
+        busy=_busy(
+            {policy: each.others_share for policy, each in policies.items() if each.others_share is not None}, run
+        ),
     )
 
 
 def _processors(blocks: Sequence[Block]) -> Mapping[str, float]:
     """Return the processor seconds of a policy's blocks, and the mean share of the processors that others used."""
-    known = [block for block in blocks if block.cpu_s is not None and block.others is not None]
-    wall_s = sum(block.wall_s for block in known)
-    if not wall_s:
-        return {}
-    others_s = sum((block.others or 0.0) * block.wall_s for block in known)
-    return {"cpu_s": sum(block.cpu_s or 0.0 for block in known), "others": others_s / wall_s}
+    own = [block.cpu_s for block in blocks if block.cpu_s is not None]
+    others = [(block.others_share, block.wall_s) for block in blocks if block.others_share is not None]
+    found = {"cpu_s": sum(own)} if own else {}
+    if others:
+        found["others_share"] = sum(share * wall_s for share, wall_s in others) / sum(wall_s for _, wall_s in others)
+    return found
 
 
 def _busy(others: Mapping[str, float], run: RunRecord) -> str | None:
     """Return a warning if other programs kept the machine busy. A server of a model may be one of them."""
     found = ", ".join(f"{share:.0%} under {policy}" for policy, share in others.items() if share > BUSY)
-    if not found or any(engine is not None and " at http" in (engine.device or "") for engine in run.engines.values()):
+    if not found or any(engine is not None and engine.is_server for engine in run.engines.values()):
         return None
     return (
         f"Other programs used the machine's processors ({found}), so times are too long. Run it again when it is idle."
@@ -116,7 +119,8 @@ def _answers(policy: str, table: Table) -> Mapping[str, object]:
 def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
     accuracy, finished = tally.accuracy(), tally.accuracy(without_failed=True)
     tokens, time_s, counts = tally.tokens, tally.time_s, tally.counts
-    wall_s = sum(figures.wall_s for figures in tally.figures.values())
+    timed = tally.timed
+    wall_s = sum(figures.wall_s for figures in timed)
     delta, steps = pairs.accuracy(policy), tally.step_acceptance
     speedup, speedup_ci = pairs.ratio("speedup", policy)
     vs_token, vs_token_ci = pairs.ratio("speedup vs token", policy)
@@ -132,6 +136,7 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         accuracy_delta=delta and delta.difference,
         accuracy_delta_ci=delta and delta.interval(),
         accuracy_loss_upper95=delta and delta.loss_upper(),
+        num_compared=delta and round(delta.n),
         lost=delta and delta.only_second,
         won=delta and delta.only_first,
         accuracy_p=delta and delta.p_value(pairs.rng()),
@@ -163,9 +168,9 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         parse_errors=counts["parse_error"],
         timeouts=counts["timeout"],
         by_last_number=counts["by last number"],
-        latency_s=tally.latency_s,
-        first_step_s=percentiles(tally.first_step_s),
-        first_answer_s=percentiles(tally.first_answer_s),
+        latency_s=percentiles(figures.wall_s for figures in timed),
+        first_step_s=percentiles(figures.first_step_s for figures in timed),
+        first_answer_s=percentiles(figures.first_answer_s for figures in timed),
         n_for_one_point=delta and delta.n_for_half_width(WANTED_ACCURACY_WIDTH),
         n_for_five_percent=pairs.n_for_speedup(policy),
     )

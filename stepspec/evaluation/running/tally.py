@@ -38,6 +38,10 @@ class Figures(NamedTuple):
     """The text by output position."""
     node: str | None
     """The machine that it ran on, in a run on several."""
+    first_step_s: float | None
+    first_answer_s: float | None
+    seconds: tuple[float, ...]
+    """Exclusive seconds by part, in the order of `TimeRecord`."""
 
 
 @dataclass
@@ -47,11 +51,10 @@ class Tally:
     figures: dict[Key, Figures] = field(default_factory=dict[Key, Figures])
     failed: set[Key] = field(default_factory=set[Key])
     """Requests that ended in an error and have no row."""
-    first_step_s: list[float] = field(default_factory=list[float])
-    first_answer_s: list[float] = field(default_factory=list[float])
+    apart: Collection[Key] = ()
+    """Requests that count for no time, see `Table.apart`."""
     counts: Counter[str] = field(default_factory=Counter[str])
     """Sums over rows: statuses, token counts, drafted and accepted tokens, and target passes."""
-    seconds: Counter[str] = field(default_factory=Counter[str])
     steps_proposed: int | None = 0
     """None if a row is from before they were counted."""
     not_proposed: Counter[str] = field(default_factory=Counter[str])
@@ -70,11 +73,10 @@ class Tally:
             accepted=row.steps_accepted,
             parts=parts_of(row),
             node=row.node,
+            first_step_s=row.first_step_s,
+            first_answer_s=row.first_answer_s,
+            seconds=tuple(getattr(row.time_s, name) for name in TimeRecord.model_fields),
         )
-        if row.first_step_s is not None:
-            self.first_step_s.append(row.first_step_s)
-        if row.first_answer_s is not None:
-            self.first_answer_s.append(row.first_answer_s)
         self.counts.update(row.tokens.model_dump())
         self.counts.update(row.model_dump(include=ADDED_UP))
         if row.steps_proposed is None or self.steps_proposed is None:
@@ -86,7 +88,6 @@ class Tally:
         self.counts.update({row.status: 1, "steps": len(row.steps)})
         self.counts["truncated"] += row.finish_reason == "length"
         self.counts["by last number"] += correct and row.found_by == "last number"
-        self.seconds.update(row.time_s.model_dump())  # pyright: ignore[reportArgumentType]  # a Counter adds floats too
 
     @property
     def tokens(self) -> TokenRecord:
@@ -94,9 +95,15 @@ class Tally:
         return TokenRecord(**{name: self.counts[name] for name in TokenRecord.model_fields})
 
     @property
+    def timed(self) -> list[Figures]:
+        """The rows that count for times."""
+        return [figures for key, figures in self.figures.items() if key not in self.apart]
+
+    @property
     def time_s(self) -> TimeRecord:
-        """Exclusive seconds by part, summed over rows."""
-        return TimeRecord(**{name: self.seconds[name] for name in TimeRecord.model_fields})
+        """Exclusive seconds by part, summed over the rows that count."""
+        sums = map(sum, zip(*(figures.seconds for figures in self.timed), strict=True))
+        return TimeRecord(**dict(zip(TimeRecord.model_fields, sums, strict=False)))
 
     @property
     def ended(self) -> set[Key]:
@@ -130,18 +137,14 @@ class Tally:
             return None
         return Share.pooled([accepted[problem] for problem in judged], list(judged.values()))
 
-    @property
-    def latency_s(self) -> Percentiles | None:
-        """Percentiles of the seconds per request."""
-        return percentiles([figures.wall_s for figures in self.figures.values()])
-
 
 ADDED_UP = {"token_drafted", "token_accepted", "target_passes"}
 
 
-def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """Return the percentiles of values; None if there are none."""
-    return percentiles_of(values) if values else None
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Return the percentiles of the values that are known; None if there are none."""
+    known = [value for value in values if value is not None]
+    return percentiles_of(known) if known else None
 
 
 def percentiles_of(values: Sequence[float]) -> Percentiles:
@@ -201,7 +204,9 @@ class Table:
         self.num_finished = len(_by_problem(finished))
         """Number of problems with at least one repeat that has a row under each of these policies."""
         self.apart = {key for key in finished if len({tally.figures[key].node for tally in self.begun.values()}) > 1}
-        """Finished requests that ran on different machines under the policies. Their times are not compared."""
+        """Finished requests that ran on different machines under the policies. They count for no time."""
+        for tally in self.begun.values():
+            tally.apart = self.apart
         timed = _by_problem(finished - self.apart)
         self.compared: Mapping[str, Compared] = {
             policy: _compared(tally, ended, timed) for policy, tally in self.begun.items()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import BASELINE, Group, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
@@ -160,7 +160,7 @@ def _heads(run: RunRecord, summary: Summary) -> list[Head]:
         Head(
             name,
             KINDS[run.kind_of(name)],
-            "not exact" if not run.is_exact(name) else "exact" if name == BASELINE else run.exact_in_words,
+            run.exactness(name),
             colours[name],
             name == chosen,
         )

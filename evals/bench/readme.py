@@ -1,16 +1,13 @@
-"""README blocks that are generated from runs: tables with their conditions, and a headline."""
+"""Blocks of README and docs that are generated from runs: tables with their conditions, and a headline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, times
-from stepspec.evaluation.report.conditions import (
-    conditions_sentence,
-    hardware_in_words,
-)
+from stepspec.evaluation.report.conditions import conditions_sentence, hardware_in_words, pair_in_words
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
@@ -27,16 +24,12 @@ from stepspec.evaluation.report.findings import (
     speeds_that_do_not_count,
     unproven,
 )
+from stepspec.evaluation.report.results import Results
 from stepspec.evaluation.report.source import settings_of
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, readme_table, written
-from stepspec.evaluation.runs import find_runs, read_run, read_summary
 
 OVERVIEW = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
 """The columns of an overview of several benchmarks."""
-
-Results = Sequence[tuple[RunRecord, Summary]]
-"""Conditions and summaries of one benchmark's runs, such as those at several temperatures."""
-
 
 Drafts = Mapping[tuple[str, float], str]
 """The accuracy of the draft alone in another run, by benchmark and temperature."""
@@ -101,16 +94,8 @@ def headline(results: Results, draft: Results = ()) -> str:
         for sentence in draft_alone(each, other)
     ]
     conditions = f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}, 95% intervals"
-    about = f"{count(summary.n, 'problem')} of {run.benchmark} with {_models(run)} ({conditions}):"
+    about = f"{count(summary.n, 'problem')} of {run.benchmark} with {pair_in_words(run.engines)} ({conditions}):"
     return " ".join([about, *(_at_temperature(*each) for each in results), *alone])
-
-
-def _models(run: RunRecord) -> str:
-    target, draft = (engine.name if engine else "none" for engine in map(run.engines.get, ("target", "draft")))
-    pair = target.removesuffix(" target")
-    if draft == f"{pair} draft":
-        return f"the pair `{pair}`"
-    return f"the target {target} and the draft {draft}"
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:
@@ -129,33 +114,3 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
         )
     others = [f"`{name}` {lost_and_won(policy, summary)}" for name, policy in unproven(summary).items()]
     return f"{found} Faster, but not known to keep it: {'; '.join(others)}." if others else found
-
-
-def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
-    """Return the text with a new block between the markers of this kind and benchmark.
-
-    Raises:
-        UsageError: a marker is missing.
-    """
-    marker, end_marker = f"<!-- {kind}:{benchmark} -->", f"<!-- /{kind} -->"
-    before, found, rest = text.partition(marker)
-    _, end, after = rest.partition(end_marker)
-    if not found or not end:
-        raise UsageError(f"The file has no {marker} followed by {end_marker}. Add both where the block belongs.")
-    return f"{before}{marker}\n{block}\n{end_marker}{after}"
-
-
-def read_results(folder: Path) -> Results:
-    """Load conditions and summaries of finished runs: of the folder itself, or of its direct subfolders.
-
-    Raises:
-        UsageError: a folder does not contain both.
-    """
-    return [(read_run(each), _finished_summary(each)) for each in find_runs(folder)]
-
-
-def _finished_summary(folder: Path) -> Summary:
-    summary = read_summary(folder)
-    if summary is None:
-        raise UsageError(f"{folder} contains no finished run: summary.json is missing.")
-    return summary

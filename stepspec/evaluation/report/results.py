@@ -1,0 +1,41 @@
+"""Finished runs, and the blocks of a document that are made from them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepspec.errors import UsageError
+from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.runs import find_runs, read_run, read_summary
+
+Results = Sequence[tuple[RunRecord, Summary]]
+"""Conditions and summaries of one benchmark's runs, such as those at several temperatures."""
+
+
+def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
+    """Return the text with a new block between the markers of this kind and benchmark.
+
+    Raises:
+        UsageError: a marker is missing.
+    """
+    marker, end_marker = f"<!-- {kind}:{benchmark} -->", f"<!-- /{kind} -->"
+    before, found, rest = text.partition(marker)
+    _, end, after = rest.partition(end_marker)
+    if not found or not end:
+        raise UsageError(f"The file has no {marker} followed by {end_marker}. Add both where the block belongs.")
+    return f"{before}{marker}\n{block}\n{end_marker}{after}"
+
+
+def read_results(folder: Path) -> Results:
+    """Load conditions and summaries of finished runs: of the folder itself, or of its direct subfolders.
+
+    Raises:
+        UsageError: a folder does not contain both.
+    """
+    return [(read_run(each), _finished_summary(each)) for each in find_runs(folder)]
+
+
+def _finished_summary(folder: Path) -> Summary:
+    summary = read_summary(folder)
+    if summary is None:
+        raise UsageError(f"{folder} contains no finished run: summary.json is missing.")
+    return summary

@@ -339,11 +339,14 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
-        """Add `note` to the result, and whether a judge or a server failed."""
+        """Add `note` to the result, and whether a judge or a server failed.
+
+        Errors go only to the log, because the service shows notes to its clients.
+        """
         notes = [] if note is None else [note]
         notes += [
-            f"The judge {name} failed at {count} steps, which rejects them. The last error: {error}."
-            for name, (count, error) in request.judge_errors.items()
+            f"The judge {name} failed at {count} steps, which rejects them. The log has its first error."
+            for name, count in request.judge_failures.items()
         ]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")

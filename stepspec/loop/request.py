@@ -5,9 +5,11 @@ speculation inside the target's own writing is exact; the engine does it.
 """
 
 import asyncio
+import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -54,6 +56,8 @@ from stepspec.loop.transcript import MOST_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
+
+logger = logging.getLogger(__name__)
 
 MAX_UNREAD = 256
 """Events that wait for the caller. If there are more, the request waits."""
@@ -178,8 +182,8 @@ class Request:
         self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
         """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
-        self.judge_errors: dict[str, tuple[int, str]] = {}
-        """By name of a judge that failed, how often and the last error."""
+        self.judge_failures: Counter[str] = Counter()
+        """At how many steps each judge failed."""
         self._writing_since: int | None = None
         self._proposed = False
         self._prompt_read: asyncio.Task[Verification | None] | None = None
@@ -513,7 +517,9 @@ class Request:
         verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
         self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
         for name, error in verdict.errors.items():
-            self.judge_errors[name] = self.judge_errors.get(name, (0, ""))[0] + 1, error
+            if name not in self.judge_failures:
+                logger.warning("The judge %s failed, which rejects the step: %s", name, error)
+            self.judge_failures[name] += 1
         return verdict
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe], *, again: bool = False) -> Verification:

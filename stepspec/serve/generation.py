@@ -10,7 +10,7 @@ from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.loop.limits import cut_off
-from stepspec.loop.step import Done, Event, StepCommitted
+from stepspec.loop.step import Done, Event, Noted, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError
@@ -111,6 +111,8 @@ class Generation:
                         answer.append(event.text)
                     elif isinstance(event, ToolCalled) and event.call.problem is None:
                         answer.append(event.call.arguments)
+                    elif isinstance(event, Noted):
+                        self.log.unfamiliar = event.text
                     elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
                         self.log.note = event.result.note

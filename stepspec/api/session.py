@@ -34,7 +34,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands, cut_off, has_passed
+from stepspec.loop.limits import Demands, cut_off, end_of, has_passed
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
@@ -258,7 +258,7 @@ class StepSpec:
         encoded = await off_the_loop(inputs, encode)
         checked_at = encoded_at = time.perf_counter()
         if encoded.demands.json_schema is not None:
-            async with cut_off(_end(options.deadline_s, encoded_at - since)):
+            async with cut_off(end_of(options.deadline_s, encoded_at - since)):
                 await self._answering.check_schema(encoded.demands.json_schema)
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
@@ -290,7 +290,7 @@ class StepSpec:
         if self.pair.scope is not None:
             prompt = TokenBuffer(encoded.prompt.ids, group=options.cache_salt)
             with suppress(EngineError):  # the answer is valid without a note
-                async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
+                async with cut_off(end_of(options.deadline_s, sum(spent.values()) + queue_s)):
                     note = await self.pair.scope.note(self.pair.target, prompt)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
@@ -569,11 +569,6 @@ class StepSpec:
         Results are in the order of the questions. The first failure cancels the other questions.
         """
         return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
-
-
-def _end(limit_s: float | None, spent_s: float) -> float | None:
-    """Return when a limit ends of which some seconds have passed, in the event loop's time; None without one."""
-    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s - spent_s
 
 
 def check_open(*, closed: bool) -> None:

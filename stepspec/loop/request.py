@@ -38,7 +38,7 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
-from stepspec.loop.limits import Demands, Limits, has_passed
+from stepspec.loop.limits import Demands, Limits, cut_off, has_passed
 from stepspec.loop.pace import StepPace
 from stepspec.loop.step import (
     Event,
@@ -193,12 +193,17 @@ class Request:
         """Number of tokens after the prompt, counted in the text itself."""
         return len(self.transcript.buffer) - len(self.prompt)
 
-    async def wait_for_reader(self) -> None:
-        """Wait while the caller has `MAX_UNREAD` events to read."""
-        while self.events.qsize() >= MAX_UNREAD:
-            self.events_read.clear()
-            with self.ledger.time("queue"):
-                await self.events_read.wait()
+    async def wait_for_reader(self) -> float:
+        """Wait while the caller has `MAX_UNREAD` events to read, at most until the deadline. Return the seconds."""
+        if self.events.qsize() < MAX_UNREAD:
+            return 0.0
+        since = time.perf_counter()
+        with self.ledger.time("queue"):
+            async with cut_off(self.limits.end):
+                while self.events.qsize() >= MAX_UNREAD:
+                    self.events_read.clear()
+                    await self.events_read.wait()
+        return time.perf_counter() - since
 
     def emit(self, events: Iterable[Event]) -> None:
         """Pass events on to the caller."""
@@ -227,6 +232,7 @@ class Request:
         if self.transcript.in_header and not self.demands.separate_answer:
             await self.write_header()
         while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
+            await self.wait_for_reader()
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 self.not_proposed = "a tool call" if self.only_target else "too much was wasted"
                 return False
@@ -766,9 +772,11 @@ class Request:
         if redrafts and len(self.transcript.open_ids) > num_open and not self.step_is_over and self.limits.room > 0:
             self._record(judged, num_salvaged)
             return
-        await self._write_step("regenerated", hint)
-        self.pace.depth.replaced(time.perf_counter() - since)
-        self._record(judged, num_salvaged, time.perf_counter() - since)
+        waited_s = await self._write_step("regenerated", hint)
+        write_s = time.perf_counter() - since - waited_s
+        if not waited_s:
+            self.pace.depth.replaced(write_s)
+        self._record(judged, num_salvaged, write_s)
         self._close_step(judged.verdict)
 
     def _record(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:
@@ -832,18 +840,23 @@ class Request:
 
     async def _write_step(
         self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = (), num_tokens: int | None = None
-    ) -> None:
-        """Let the target finish the open step, or write `num_tokens` of it. `hint` holds ids that it may write next."""
+    ) -> float:
+        """Let the target finish the open step, or write `num_tokens` of it. `hint` holds ids that it may write next.
+
+        Returns:
+            The seconds in which it waited for the caller to read. The engine may have gone on meanwhile, so what it
+            took is then not known.
+        """
         self._writing_since = time.time_ns()
         if self.transcript.step_is_over or self.limits.room <= 0:
-            return
+            return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
         await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
-        reads_prompt, since = self.ledger.cached is None, time.perf_counter()
+        reads_prompt, since, waited_s = self.ledger.cached is None, time.perf_counter(), 0.0
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
                 try:
@@ -861,13 +874,16 @@ class Request:
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
-                await self.wait_for_reader()
+                if paused_s := await self.wait_for_reader():
+                    watch.pause(self.pace)
+                    waited_s += paused_s
         watch.end(self.pace)
         num_new = len(self.transcript.open_ids) - num_before
-        if fate == "regenerated" and not reads_prompt:
+        if fate == "regenerated" and not reads_prompt and not waited_s:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, num_new)
+        return waited_s
 
     def _close_step(self, verdict: Verdict | None = None) -> None:
         """Commit the open step. If it opens a tool call, the target continues alone."""
@@ -951,7 +967,8 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
-                await self.wait_for_reader()
+                if await self.wait_for_reader():
+                    watch.pause(self.pace)
                 if not self.transcript.thinking:
                     watch.thinking_ended(self.pace)
                     self.pace.load.stops_asking(self)
@@ -1007,6 +1024,11 @@ class WritingWatch:
             self._pass_on(pace, self._bundles[:-1])
             self._control = False
 
+    def pause(self, pace: StepPace) -> None:
+        """Leave out a wait for the caller, and the next chunk, which the engine may have written meanwhile."""
+        self._pass_on(pace, self._bundles)
+        self._bundles, self._told = [], True
+
     def end(self, pace: StepPace) -> None:
         """Pass on the rest at the end of the call."""
         num_tokens = sum(count for _, count in self._bundles)
@@ -1048,14 +1070,11 @@ async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) 
     """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
     async with aclosing(chunks):
         while True:
-            limit = asyncio.timeout_at(deadline)
-            try:
-                async with limit:
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                if limit.expired():
-                    return
-                raise
+            chunk = None
+            async with cut_off(deadline) as limit:
+                chunk = await anext(chunks, None)
+            if limit.expired():
+                return
             if chunk is None:
                 raise EngineError("The engine ended a generation without a reason.")
             yield chunk

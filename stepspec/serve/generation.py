@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.loop.limits import cut_off
+from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.step import Done, Event, Noted, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
@@ -76,9 +76,8 @@ class Generation:
         most = self.admission.limits.max_running
         num_answers = min(len(self.prompts) * self.num_answers, most)
         ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
-        asked_at, end = time.perf_counter(), None
-        if self.deadline_s is not None:
-            end = asyncio.get_running_loop().time() + self.deadline_s - (asked_at - self.since)
+        asked_at = time.perf_counter()
+        end = end_of(self.deadline_s, asked_at - self.since)
         async with AsyncExitStack() as turn:
             async with cut_off(end):  # without a turn, the answers end where they begin
                 await turn.enter_async_context(self.admission.slot(ticket))

@@ -162,6 +162,31 @@ def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplo
     assert KEY not in caplog.text
 
 
+class Saving(Keys):
+    """Keys whose file is saved by its operator right after it was read."""
+
+    def _read(self) -> dict[str, Client]:
+        found = super()._read()
+        if self.file is not None and key_hash(KEY) in self.file.read_text():
+            self.file.write_text(self.file.read_text().replace(key_hash(KEY), key_hash(OTHER)))
+        return found
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_a_key_that_is_revoked_while_the_file_is_read_does_not_stay(tmp_path: Path, *, reloads: bool) -> None:
+    file = key_file(tmp_path)
+    keys = Saving(file)
+    if reloads:
+        key_file(tmp_path)
+        keys.reload()
+    assert keys.client(f"Bearer {KEY}")
+    time.sleep(0.01)
+    keys.refresh()
+    assert keys.client(f"Bearer {OTHER}")
+    with pytest.raises(NoKeyError):
+        keys.client(f"Bearer {KEY}")
+
+
 def test_a_signal_to_reload_keys_does_not_end_a_service_that_loads_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(**_: Any) -> Any:
         os.kill(os.getpid(), signal.SIGHUP)

@@ -79,10 +79,11 @@ class Generation:
         asked_at = time.perf_counter()
         end = end_of(self.deadline_s, asked_at - self.since)
         async with AsyncExitStack() as turn:
-            async with cut_off(end):  # without a turn, the answers end where they begin
+            async with cut_off(end) as limit:  # without a turn, the answers end where they begin, and cost nothing
                 await turn.enter_async_context(self.admission.slot(ticket))
             self.log.queue_s = time.perf_counter() - asked_at
-            self.rates.used(self.client, num_tokens)
+            if not limit.expired():
+                self.rates.used(self.client, num_tokens)
             answers = [
                 self._answer(place * self.num_answers + number, prompt, number)
                 for place, prompt in enumerate(self.prompts)

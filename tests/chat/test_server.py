@@ -34,6 +34,9 @@ from stepspec.serve.log import line_formatter
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
 
 
+RAW = '{"messages": [{"role": "user", "content": "How many?"}], "tools": []}\n<|assistant|>'
+
+
 def stream(port: int, into: list[str], **fields: Any) -> None:
     with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=ASK | fields, timeout=30) as answer:
         into.extend(line for line in answer.iter_lines() if line.startswith("data: "))
@@ -81,6 +84,18 @@ def test_the_note_on_unfamiliar_questions_is_logged_once_also_after_another_note
             answer = httpx.post(f"{address}/chat/completions", json=ASK | {"model": model, "stream": False})
             assert answer.json()["metrics"]["stepspec"]["note"]
     assert [each.getMessage() for each in caplog.records].count("It knows stories.") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("chat/completions", ASK), ("completions", {"prompt": RAW}), ("responses", {"input": "How many?"})],
+)
+def test_a_stream_begins_with_the_note_on_an_unfamiliar_question(path: str, fields: Any) -> None:
+    scope = Stories(version=1, knows="It knows stories.", least_logprob=0.0, measured="by hand")
+    with serving(replace(following_pair(), scope=scope), "target") as address:
+        answer = httpx.post(f"{address}/{path}", json={**fields, "stream": True})
+    lines = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if '"stepspec"' in line]
+    assert lines[0]["stepspec"] == {"note": "It knows stories."}
 
 
 @pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])

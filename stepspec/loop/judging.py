@@ -305,7 +305,8 @@ class Panel:
                 choice, labels = answers[probe]
                 known = replace(known, probe=probe, choice=choice, label_logprobs=labels)
             scores[judge.name], decision, error = await self._ask(judge, known, deadline)
-            errors |= {judge.name: error} if error else {}
+            if error is not None:
+                errors[judge.name] = error
             decisions.append(decision)
             if self._cascade and decisions[-1] != "undecided":
                 break

@@ -61,9 +61,6 @@ logger = logging.getLogger(__name__)
 
 MAX_UNREAD = 256
 """Events that wait for the caller. If there are more, the request waits."""
-WHOLE_TEXT = 1 << 30
-"""More tokens than any text has."""
-
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
 
@@ -686,7 +683,8 @@ class Request:
             self.ledger.abandoned(len(held.ids) + len(ids))
             return None
         self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
-        self.ledger.add(steps_proposed=not (held.ids or self.transcript.open_ids))
+        if not (held.ids or self.transcript.open_ids):
+            self.ledger.add(steps_proposed=1)
         return held.followed_by(draft)
 
     async def keep(self, draft: Proposal) -> None:
@@ -937,11 +935,11 @@ class Request:
         ends: frozenset[int],
         until: Callable[[], bool] = lambda: False,
         json_schema: str | None = None,
-        most: int = WHOLE_TEXT,
+        most: int | None = None,
     ) -> bool:
         """Let a single writer write up to one of the tokens `ends`, and at most `most` tokens. Return False if `until`
         stopped it, which may leave a step open."""
-        stop = Stop(min(self.limits.room, most), token_ids=ends)
+        stop = Stop(self.limits.room if most is None else min(self.limits.room, most), token_ids=ends)
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting

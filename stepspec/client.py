@@ -6,8 +6,8 @@
 It yields the events of `StepSpec.stream`.
 """
 
-import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,7 +22,7 @@ from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
-from stepspec.loop.limits import cut_off, has_passed
+from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.options import Options, RequestOptions, check_patience
 from stepspec.loop.step import (
     Counts,
@@ -113,19 +113,21 @@ class RemoteStepSpec:
         body = await off_the_loop(
             (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
         )
-        reader, seconds = _Reader(self._address), requested.deadline_s
-        end = None if seconds is None else asyncio.get_running_loop().time() + seconds + GRACE_S
+        reader, caller_s = _Reader(self._address), 0.0
+        end = end_of(requested.deadline_s, -GRACE_S)
         event: Event | None = None
         async with aclosing(self._chunks(body)) as chunks:
             while True:
                 chunk = None
-                async with cut_off(end):
+                async with cut_off(None if end is None else end + caller_s) as limit:
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     break
                 for event in reader.read(chunk):
+                    since = time.monotonic()
                     yield event
-        if reader.ended is None and has_passed(end):
+                    caller_s += time.monotonic() - since  # in which nothing is read
+        if limit.expired() and not (reader.ended and isinstance(event, Done)):
             raise EngineError(f"{self._address.base} did not end the request within {GRACE_S:g} s of its deadline.")
         if reader.ended is None:
             raise EngineError(f"{self._address.base} ended the response before it was complete. See the server's log.")

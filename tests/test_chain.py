@@ -530,6 +530,23 @@ def test_chunks_that_come_together_are_not_written_in_no_time() -> None:
     assert sum(num_tokens for num_tokens, *_ in watched(5 * bundle).noted) == 160
 
 
+def test_a_wait_for_the_caller_and_what_the_engine_writes_in_it_are_not_timed() -> None:
+    pace: Any = Written()
+    watch = WritingWatch(reads_prompt=False, control=True, clock=lambda: pace.at)
+    for number in range(61):
+        watch.asks()
+        pace.at += 0.0 if 30 < number < 40 else 0.02
+        watch.got(1)
+        if number == 30:
+            pace.at += 20.0
+            watch.pause(pace)
+        watch.tell(pace)
+    watch.end(pace)
+    assert sum(num_tokens for num_tokens, *_ in pace.noted) == 51
+    for num_tokens, seconds, _ in pace.noted:
+        assert seconds / num_tokens == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize("last_s", [0.0, 0.002])
 def test_a_text_that_comes_at_a_time_is_timed_as_a_whole(last_s: float) -> None:
     """Its end may come in a chunk of its own. In the first call, reading the prompt may have taken most of the time."""

@@ -543,6 +543,36 @@ async def test_a_request_waits_for_a_caller_that_does_not_read(monkeypatch: pyte
     assert isinstance(found[-1], Done)
 
 
+async def test_a_request_whose_steps_are_accepted_waits_for_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 5)
+    steps = [f"{name} two.\n\n" for name in ("One", "Three") * 10]
+    stage = Stage(score(), [*steps, END], [*steps, END], [ANSWER])
+    async with aclosing(stage.events()) as events:
+        async for _ in events:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert stage.request.events.qsize() <= 8, "what one step gives comes on top"
+
+
+async def test_a_caller_that_reads_slowly_says_nothing_about_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 1)
+    rewritten = Reply("Three " * 30 + "\n\n", chunk_size=3)
+    answer = Reply("Six " * 12 + "<|end|>", chunk_size=1)
+    stage = Stage(score(), [ONE, END], [Opinion(rating="0"), END], [rewritten, answer])
+    noted = list[float]()
+
+    def note(*values: float, **_: Any) -> None:
+        noted.append(values[-1])
+
+    pace = stage.request.pace
+    for place, name in ((pace, "wrote"), (pace, "regenerated"), (pace.depth, "replaced")):
+        monkeypatch.setattr(place, name, note)
+    async with aclosing(stage.events()) as events:
+        async for _ in events:
+            await asyncio.sleep(0.05)
+    assert max(noted, default=0.0) < 0.05
+
+
 async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_chunks() -> None:
     stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + "Six." + END + ANSWER, chunk_size=3)])
     play = await stage.play()

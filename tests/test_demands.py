@@ -177,6 +177,16 @@ async def test_without_separate_thinking_both_limits_of_time_end_the_text(name: 
     assert (result.answer, result.finish_reason, result.limit) == ("One two", "length", limit)
 
 
+async def test_the_deadline_also_ends_a_wait_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 2)
+    pair = pair_of([Reply(50 * ONE, chunk_size=1, hangs=True)])
+    async for event in StepSpec(policy="target", pair=pair).stream("How many?", deadline_s=0.1):
+        if isinstance(event, Done):
+            assert (event.result.limit, event.result.times.wall < 0.4) == ("deadline", True)
+        elif event.step.index == 0:  # type: ignore[union-attr]
+            await asyncio.sleep(0.5)
+
+
 @pytest.mark.parametrize("name", ["deadline_s", "max_thinking_s"])
 async def test_no_time_at_all_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} must be above 0"):

@@ -125,6 +125,15 @@ def test_without_keys_only_this_machine_is_answered(monkeypatch: pytest.MonkeyPa
     assert status("10.0.0.9", "attacker.example", allowed_host=["models.example"]) == 403
 
 
+def test_without_keys_it_does_not_start_behind_a_proxy_that_hides_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    with pytest.raises(UsageError, match="RAY_SERVE_ENABLE_HA_PROXY"):
+        front_of(Arguments())
+    front_of(Arguments(insecure=True))
+    monkeypatch.setenv(ENVIRONMENT, "a-key-of-a-client")
+    front_of(Arguments())
+
+
 @pytest.mark.parametrize("authorization", [b"", b"Bearer a-key-of-nobody", b"Bearer"])
 def test_a_body_is_not_read_without_a_key(authorization: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "a-key-of-a-client")

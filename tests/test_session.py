@@ -340,7 +340,7 @@ class Broken(Judge):
     def decide(self, score: float) -> Any: ...
 
 
-async def test_a_judge_that_raises_shows_in_the_result() -> None:
+async def test_a_judge_that_raises_shows_in_the_result(caplog: pytest.LogCaptureFixture) -> None:
     policy = Policy(version=1, summary="a test", family="score", judges=(Broken(),))
     async with StepSpec(policy=policy) as spec:
         note = (await spec.generate(EMBEDDED_QUESTION, max_tokens=40)).note
@@ -348,7 +348,8 @@ async def test_a_judge_that_raises_shows_in_the_result() -> None:
     count = re.search(r"The judge broken failed at (\d+) steps, which rejects them\.", note)
     assert count
     assert int(count[1]) > 0
-    assert "The last error: RuntimeError: out of order." in note
+    logged = [each.getMessage() for each in caplog.records]
+    assert logged == ["The judge broken failed, which rejects the step: RuntimeError: out of order"]
 
 
 async def test_a_session_does_not_close_a_given_pair() -> None:

@@ -34,7 +34,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands, cut_off, has_passed
+from stepspec.loop.limits import Demands, cut_off, end_of, has_passed
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
@@ -263,7 +263,7 @@ class StepSpec:
         encoded = await off_the_loop(inputs, encode)
         checked_at = encoded_at = time.perf_counter()
         if encoded.demands.json_schema is not None:
-            async with cut_off(_end(options.deadline_s, encoded_at - since)):
+            async with cut_off(end_of(options.deadline_s, encoded_at - since)):
                 await self._answering.check_schema(encoded.demands.json_schema)
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
@@ -295,7 +295,7 @@ class StepSpec:
         since, note = time.perf_counter(), None
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
-                async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
+                async with cut_off(end_of(options.deadline_s, sum(spent.values()) + queue_s)):
                     note = await self.pair.scope.note(self.pair.target, encoded.prompt.ids, options.cache_salt)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
@@ -347,11 +347,14 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
-        """Add `note` to the result, and whether a judge or a server failed."""
+        """Add `note` to the result, and whether a judge or a server failed.
+
+        Errors go only to the log, because the service shows notes to its clients.
+        """
         notes = [] if note is None else [note]
         notes += [
-            f"The judge {name} failed at {count} steps, which rejects them. The last error: {error}."
-            for name, (count, error) in request.judge_errors.items()
+            f"The judge {name} failed at {count} steps, which rejects them. The log has its first error."
+            for name, count in request.judge_failures.items()
         ]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
@@ -579,11 +582,6 @@ class StepSpec:
         Results are in the order of the questions. The first failure cancels the other questions.
         """
         return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
-
-
-def _end(limit_s: float | None, spent_s: float) -> float | None:
-    """Return when a limit ends of which some seconds have passed, in the event loop's time; None without one."""
-    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s - spent_s
 
 
 def check_open(*, closed: bool) -> None:

@@ -106,7 +106,7 @@ def serve_models(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service reads the keys again at this signal
     with from_extra("serve", "stepspec serve"):
         from stepspec.serve import Keys, Limits, Settings, create_app
-        from stepspec.serve.hosts import LOCAL
+        from stepspec.serve.hosts import LOCAL, answered_hosts
         from stepspec.serve.log import configure_logs
         from stepspec.serve.pairs import load_pairs, wanted_pairs
         from stepspec.serve.server import Serving
@@ -143,8 +143,7 @@ def serve_models(
             limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),
             keys=keys,
             max_body_bytes=max_body_bytes,
-            # Keys protect from web pages whose host name leads to this machine; without any, the host is checked.
-            hosts=() if (keys.are_needed or insecure) and not allowed_host else (*LOCAL, host, *(allowed_host or ())),
+            hosts=answered_hosts((*LOCAL, host), allowed_host or (), is_open=keys.are_needed or insecure),
             cors_origins=cors_origin or (),
             drain_s=drain,
             log_prompts=log_prompts,

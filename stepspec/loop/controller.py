@@ -107,6 +107,7 @@ def _result(request: Request) -> Result:
         limits.cut()
     elif answer.incomplete:
         reason = "length"
+    hides_cached = request.group is not None and "forget" not in request.target.abilities  # they may be of another key
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,
@@ -115,7 +116,7 @@ def _result(request: Request) -> Result:
         times=ledger.times(),
         finish_reason=reason,
         num_prompt_tokens=len(request.prompt),
-        num_cached_tokens=(ledger.cached or 0) * (request.group is None or "forget" in request.target.abilities),
+        num_cached_tokens=0 if hides_cached else ledger.cached or 0,
         tool_calls=tuple(answer.calls),
         thinks=request.tags is not None,
         not_proposed=_not_proposed(request),

@@ -6,7 +6,6 @@ point group `stepspec.judges`. Its fields are its settings in a policy file.
 
 import asyncio
 import importlib
-import logging
 import math
 import pkgutil
 from abc import ABC, abstractmethod
@@ -26,8 +25,6 @@ from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
 from stepspec.errors import reason_of
 from stepspec.loop import judges
 from stepspec.loop.step import Proposal, Step, Verdict
-
-logger = logging.getLogger(__name__)
 
 Decision = Literal["accept", "reject", "undecided"]
 GROUP = "stepspec.judges"
@@ -308,7 +305,8 @@ class Panel:
                 choice, labels = answers[probe]
                 known = replace(known, probe=probe, choice=choice, label_logprobs=labels)
             scores[judge.name], decision, error = await self._ask(judge, known, deadline)
-            errors |= {judge.name: error} if error else {}
+            if error is not None:
+                errors[judge.name] = error
             decisions.append(decision)
             if self._cascade and decisions[-1] != "undecided":
                 break
@@ -330,7 +328,6 @@ class Panel:
                 raise ValueError(f"decide returned {decision!r}")
             return float(score), decision, None
         except Exception as raised:  # a judge may come from another package
-            logger.warning("The judge %s failed, which rejects the step: %r", judge.name, raised)
             if isinstance(raised, TimeoutError):
                 error = None if request_end.expired() else f"no score in {self._deadline_s:g} s"
             else:

@@ -103,7 +103,8 @@ class Ledger:
 
     def shown(self, event: Event) -> None:
         """Count proposed steps, and record when the first step and the first chunk of the answer were emitted."""
-        self._counts["steps_proposed"] += isinstance(event, StepProposed) and bool(event.text)
+        if isinstance(event, StepProposed) and event.text:
+            self._counts["steps_proposed"] += 1
         first = FIRSTS.get(type(event))
         if first is not None and first not in self._firsts:
             self._firsts[first] = time.perf_counter() - self._started

@@ -65,10 +65,8 @@ class Limits:
 
     def start(self) -> None:
         """Set the limits of time. They count from the request's acceptance, and so its time in a queue, too."""
-        accepted_at = asyncio.get_running_loop().time() - self._ledger.age_s
-        thinking_s, seconds = self._demands.max_thinking_s, self._demands.deadline_s
-        self._thinking_end = None if thinking_s is None else accepted_at + thinking_s
-        self.end = None if seconds is None else accepted_at + seconds
+        self._thinking_end = end_of(self._demands.max_thinking_s, self._ledger.age_s)
+        self.end = end_of(self._demands.deadline_s, self._ledger.age_s)
 
     @property
     def deadline(self) -> float | None:
@@ -113,15 +111,23 @@ class Limits:
 
 
 @asynccontextmanager
-async def cut_off(end: float | None) -> AsyncGenerator[None]:
-    """Cancel the block at a moment in the event loop's time, and go on after it. None never does."""
+async def cut_off(end: float | None) -> AsyncGenerator[asyncio.Timeout]:
+    """Cancel the block at a moment in the event loop's time, and go on after it. None never does.
+
+    Yields what says whether it was cancelled.
+    """
     limit = asyncio.timeout_at(end)
     try:
         async with limit:
-            yield
+            yield limit
     except TimeoutError:
         if not limit.expired():
             raise
+
+
+def end_of(seconds: float | None, spent_s: float = 0.0) -> float | None:
+    """Return when a limit ends of which some seconds have passed, in the event loop's time; None without one."""
+    return None if seconds is None else asyncio.get_running_loop().time() + seconds - spent_s
 
 
 def has_passed(moment: float | None) -> bool:

@@ -5,9 +5,11 @@ speculation inside the target's own writing is exact; the engine does it.
 """
 
 import asyncio
+import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +38,7 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
-from stepspec.loop.limits import Demands, Limits, has_passed
+from stepspec.loop.limits import Demands, Limits, cut_off, has_passed
 from stepspec.loop.pace import StepPace
 from stepspec.loop.step import (
     Event,
@@ -55,11 +57,10 @@ from stepspec.loop.transcript import MOST_HEADER, Transcript
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
 
+logger = logging.getLogger(__name__)
+
 MAX_UNREAD = 256
 """Events that wait for the caller. If there are more, the request waits."""
-WHOLE_TEXT = 1 << 30
-"""More tokens than any text has."""
-
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
 
@@ -178,8 +179,8 @@ class Request:
         self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
         """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
-        self.judge_errors: dict[str, tuple[int, str]] = {}
-        """By name of a judge that failed, how often and the last error."""
+        self.judge_failures: Counter[str] = Counter()
+        """At how many steps each judge failed."""
         self._writing_since: int | None = None
         self._proposed = False
         self._prompt_read: asyncio.Task[Verification | None] | None = None
@@ -189,12 +190,17 @@ class Request:
         """Number of tokens after the prompt, counted in the text itself."""
         return len(self.transcript.buffer) - len(self.prompt)
 
-    async def wait_for_reader(self) -> None:
-        """Wait while the caller has `MAX_UNREAD` events to read."""
-        while self.events.qsize() >= MAX_UNREAD:
-            self.events_read.clear()
-            with self.ledger.time("queue"):
-                await self.events_read.wait()
+    async def wait_for_reader(self) -> float:
+        """Wait while the caller has `MAX_UNREAD` events to read, at most until the deadline. Return the seconds."""
+        if self.events.qsize() < MAX_UNREAD:
+            return 0.0
+        since = time.perf_counter()
+        with self.ledger.time("queue"):
+            async with cut_off(self.limits.end):
+                while self.events.qsize() >= MAX_UNREAD:
+                    self.events_read.clear()
+                    await self.events_read.wait()
+        return time.perf_counter() - since
 
     def emit(self, events: Iterable[Event]) -> None:
         """Pass events on to the caller."""
@@ -223,6 +229,7 @@ class Request:
         if self.transcript.in_header and not self.demands.separate_answer:
             await self.write_header()
         while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
+            await self.wait_for_reader()
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 self.not_proposed = "a tool call" if self.only_target else "too much was wasted"
                 return False
@@ -518,7 +525,9 @@ class Request:
         verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
         self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
         for name, error in verdict.errors.items():
-            self.judge_errors[name] = self.judge_errors.get(name, (0, ""))[0] + 1, error
+            if name not in self.judge_failures:
+                logger.warning("The judge %s failed, which rejects the step: %s", name, error)
+            self.judge_failures[name] += 1
         return verdict
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe], *, again: bool = False) -> Verification:
@@ -679,7 +688,8 @@ class Request:
             self.ledger.abandoned(len(held.ids) + len(ids))
             return None
         self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
-        self.ledger.add(steps_proposed=not (held.ids or self.transcript.open_ids))
+        if not (held.ids or self.transcript.open_ids):
+            self.ledger.add(steps_proposed=1)
         return held.followed_by(draft)
 
     async def keep(self, draft: Proposal) -> None:
@@ -766,9 +776,11 @@ class Request:
         if redrafts and len(self.transcript.open_ids) > num_open and not self.step_is_over and self.limits.room > 0:
             self._record(judged, num_salvaged)
             return
-        await self._write_step("regenerated", hint)
-        self.pace.depth.replaced(time.perf_counter() - since)
-        self._record(judged, num_salvaged, time.perf_counter() - since)
+        waited_s = await self._write_step("regenerated", hint)
+        write_s = time.perf_counter() - since - waited_s
+        if not waited_s:
+            self.pace.depth.replaced(write_s)
+        self._record(judged, num_salvaged, write_s)
         self._close_step(judged.verdict)
 
     def _record(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:
@@ -833,18 +845,23 @@ class Request:
 
     async def _write_step(
         self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = (), num_tokens: int | None = None
-    ) -> None:
-        """Let the target finish the open step, or write `num_tokens` of it. `hint` holds ids that it may write next."""
+    ) -> float:
+        """Let the target finish the open step, or write `num_tokens` of it. `hint` holds ids that it may write next.
+
+        Returns:
+            The seconds in which it waited for the caller to read. The engine may have gone on meanwhile, so what it
+            took is then not known.
+        """
         self._writing_since = time.time_ns()
         if self.transcript.step_is_over or self.limits.room <= 0:
-            return
+            return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
         await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
-        reads_prompt, since = self.ledger.cached is None, time.perf_counter()
+        reads_prompt, since, waited_s = self.ledger.cached is None, time.perf_counter(), 0.0
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
                 try:
@@ -862,13 +879,16 @@ class Request:
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
-                await self.wait_for_reader()
+                if paused_s := await self.wait_for_reader():
+                    watch.pause(self.pace)
+                    waited_s += paused_s
         watch.end(self.pace)
         num_new = len(self.transcript.open_ids) - num_before
-        if fate == "regenerated" and not reads_prompt:
+        if fate == "regenerated" and not reads_prompt and not waited_s:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, num_new)
+        return waited_s
 
     def _close_step(self, verdict: Verdict | None = None) -> None:
         """Commit the open step. If it opens a tool call, the target continues alone."""
@@ -922,11 +942,11 @@ class Request:
         ends: frozenset[int],
         until: Callable[[], bool] = lambda: False,
         json_schema: str | None = None,
-        most: int = WHOLE_TEXT,
+        most: int | None = None,
     ) -> bool:
         """Let a single writer write up to one of the tokens `ends`, and at most `most` tokens. Return False if `until`
         stopped it, which may leave a step open."""
-        stop = Stop(min(self.limits.room, most), token_ids=ends)
+        stop = Stop(self.limits.room if most is None else min(self.limits.room, most), token_ids=ends)
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
@@ -952,7 +972,8 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
-                await self.wait_for_reader()
+                if await self.wait_for_reader():
+                    watch.pause(self.pace)
                 if not self.transcript.thinking:
                     watch.thinking_ended(self.pace)
                     self.pace.load.stops_asking(self)
@@ -1008,6 +1029,11 @@ class WritingWatch:
             self._pass_on(pace, self._bundles[:-1])
             self._control = False
 
+    def pause(self, pace: StepPace) -> None:
+        """Leave out a wait for the caller, and the next chunk, which the engine may have written meanwhile."""
+        self._pass_on(pace, self._bundles)
+        self._bundles, self._told = [], True
+
     def end(self, pace: StepPace) -> None:
         """Pass on the rest at the end of the call."""
         num_tokens = sum(count for _, count in self._bundles)
@@ -1049,14 +1075,11 @@ async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) 
     """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
     async with aclosing(chunks):
         while True:
-            limit = asyncio.timeout_at(deadline)
-            try:
-                async with limit:
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                if limit.expired():
-                    return
-                raise
+            chunk = None
+            async with cut_off(deadline) as limit:
+                chunk = await anext(chunks, None)
+            if limit.expired():
+                return
             if chunk is None:
                 raise EngineError("The engine ended a generation without a reason.")
             yield chunk

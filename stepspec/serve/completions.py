@@ -11,7 +11,7 @@ from stepspec.chat.events import AnswerDelta
 from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Done, Event, Result, StepCommitted
+from stepspec.loop.step import Done, Event, Noted, Result, StepCommitted
 from stepspec.serve.errors import RefusedError, error_body
 from stepspec.serve.fields import Items, TextRequest
 from stepspec.serve.figures import metrics_of, usage_of
@@ -81,6 +81,8 @@ class CompletionAnswer:
 
     def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
         """Return the chunks of an event."""
+        if isinstance(event, Noted):
+            return [{**self._chunk(index, ""), "stepspec": {"note": event.text}}]
         text = self._texts[index].of(event)
         if isinstance(event, Done):
             return [self._chunk(index, text, event.result.finish_reason, _logprobs(event.result))]

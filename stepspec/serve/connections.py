@@ -8,7 +8,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from contextlib import suppress
 from ssl import SSLContext
-from typing import cast
+from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
@@ -34,7 +34,8 @@ BODY_S = ARRIVAL_S + 5
 IDLE_S = 5.0
 """Seconds for which a connection is kept for a further request."""
 STALL_S = 30.0
-"""Seconds after which a connection is cut off if its client reads nothing of what is to be sent."""
+"""Seconds after which a connection is cut off if its client reads nothing of what is to be sent, or does not close it
+too."""
 
 
 def max_connections() -> int:
@@ -49,11 +50,16 @@ def max_connections() -> int:
 class Connection(HttpToolsProtocol):
     """A connection whose client may send and read only within limits of size and time."""
 
-    tls: SSLContext | None = None
+    def __init__(self, *arguments: Any, tls: SSLContext | None = None, **settings: Any) -> None:
+        """`tls` encrypts the connection. Other arguments are uvicorn's."""
+        super().__init__(*arguments, **settings)
+        self._tls = tls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to count, and then TLS, after which this is called again."""
         is_new = cast("object", self.transport) is None
+        if is_new:
+            self._wire = transport  # below TLS, whose own transport fails after a second `close`
         super().connection_made(transport)
         self.url, self._status, self._part = b"", 400, ""
         self._running: RequestResponseCycle | None = None
@@ -62,10 +68,10 @@ class Connection(HttpToolsProtocol):
         self._deadline = self.idle_since + HEAD_S
         if is_new and len(self.connections) > (most := max_connections()):
             self._make_room(1 + most // 8)
-        if is_new and self.tls is not None and not transport.is_closing():
+        if is_new and self._tls is not None and not transport.is_closing():
             ended = self.loop.create_future()
             ended.add_done_callback(self._on_handshake)
-            protocol = SSLProtocol(self.loop, self, self.tls, ended, server_side=True, ssl_handshake_timeout=HEAD_S)
+            protocol = SSLProtocol(self.loop, self, self._tls, ended, server_side=True, ssl_handshake_timeout=HEAD_S)
             transport.set_protocol(protocol)
             protocol.connection_made(transport)
 
@@ -77,10 +83,16 @@ class Connection(HttpToolsProtocol):
         """Close connections that have been idle for the longest, or one that waits for its client, or this one."""
         found = cast("set[Connection]", self.connections - {self})
         closed = heapq.nsmallest(number, [each for each in found if each.is_idle], key=lambda each: each.idle_since)
-        late = [each for each in found if each.flow.write_paused or not each._is_answering]
-        for each in closed or heapq.nsmallest(1, late, key=lambda each: (each._may_generate, each._moved)) or [self]:
-            each.transport.abort()
-            self.connections.discard(each)
+        if not closed:
+            late = [each for each in found if each.flow.write_paused or each._answering is None]
+            closed = [min(late, key=lambda each: (each._may_generate, each._moved), default=self)]
+        for each in closed:
+            each.abort()
+
+    def abort(self) -> None:
+        """Close the connection without waiting for its client."""
+        self._wire.abort()
+        self.connections.discard(self)
 
     @property
     def is_idle(self) -> bool:
@@ -88,13 +100,14 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     @property
-    def _is_answering(self) -> bool:
-        """Whether a request that arrived in full is being answered. What the client sends is then a later request."""
-        return self._running is not None and not (self._running.more_body or self._running.response_complete)
+    def _answering(self) -> RequestResponseCycle | None:
+        """The request that arrived in full and is being answered. What the client sends is then a later request."""
+        cycle = self._running
+        return None if cycle is None or cycle.more_body or cycle.response_complete else cycle
 
     @property
     def _may_generate(self) -> bool:
-        return self._is_answering and self._running is not None and self._running.scope["method"] == "POST"
+        return self._answering is not None and self._answering.scope["method"] == "POST"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the running request, which is not `cycle` if others wait, and drop those that wait."""
@@ -110,33 +123,31 @@ class Connection(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Close the connection if its client is late. Call it once a second."""
-        unsent = self.transport.get_write_buffer_size()
-        if not 0 < self._num_unsent == unsent:  # it grows until the application has to wait
+        unsent, is_closing = self._wire.get_write_buffer_size(), self.transport.is_closing()
+        if unsent != self._num_unsent or not (unsent or is_closing):  # it grows until the application has to wait
             self._moved = now
         self._num_unsent = unsent
         if now > self._moved + STALL_S:
-            self.transport.abort()
-        elif self.flow.read_paused or self._is_answering:  # it is not the client that is late
+            self.abort()
+        elif self.flow.read_paused or self._answering is not None:  # it is not the client that is late
             self._deadline = max(self._deadline, now + HEAD_S)
-        elif now > self._deadline:
+        elif now > self._deadline and not is_closing:  # with TLS, it closes when the client does
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes. The parser collects a head in quadratic time, so it does not get one without end."""
         for start in range(0, len(data), PART_BYTES):
+            if self.transport.is_closing():
+                return
             part = data[start : start + PART_BYTES]
             self._num_unparsed += len(part)
             self._feed(part)
-            if self.transport.is_closing():
-                return
-            if self._num_unparsed > MAX_HEAD_BYTES:
+            if self._num_unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._status = 414 if len(self.url) > MAX_HEAD_BYTES // 2 else 431
                 self.send_400_response("")
-                return
 
     def _feed(self, part: bytes) -> None:
         """Parse bytes. A request with an Upgrade header is parsed again without it, or the parser drops its body."""
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(part)
         except HttpParserError:
@@ -152,7 +163,7 @@ class Connection(HttpToolsProtocol):
         """Refuse what the client sends, and close the connection."""
         is_alone = self._part == "body" and not self.pipeline and not self.cycle.response_started
         if not (self.is_idle or is_alone):  # nothing may be put into the response to an earlier request
-            self.transport.abort()
+            self.abort()
             return
         what = {
             405: "This is not a proxy. Send no CONNECT.",
@@ -221,6 +232,7 @@ class Connection(HttpToolsProtocol):
         """Wait for the next request, or for the rest of a body that is not read."""
         is_last = not self.pipeline
         super().on_response_complete()
+        self._unset_keepalive_if_required()  # `check` closes idle connections
         if is_last:
             self.cycle.body.clear()
             self.idle_since = time.monotonic()

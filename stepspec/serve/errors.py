@@ -146,11 +146,7 @@ def public_error(error: Exception, request_id: str) -> StepSpecError:
     if not isinstance(error, StepSpecError):
         logger.error("%s failed with an internal error.", request_id, exc_info=error)
         return EngineError(f"The service failed. See request {request_id} in the service's log.")
-    cause = error
-    if isinstance(error, TargetError):  # its own text quotes the answer
-        if not isinstance(error.__cause__, StepSpecError):  # the answer does not follow its schema
-            return error
-        cause = error.__cause__
+    cause = (error.__cause__ or error) if isinstance(error, TargetError) else error  # its own text quotes the answer
     logger.error("%s failed: %s", request_id, printable(str(cause)))
     return EngineError(f"A model failed. See request {request_id} in the service's log.")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.loop.limits import cut_off
-from stepspec.loop.step import Done, Event, StepCommitted
+from stepspec.loop.limits import cut_off, end_of
+from stepspec.loop.step import Done, Event, Noted, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError
@@ -76,14 +76,14 @@ class Generation:
         most = self.admission.limits.max_running
         num_answers = min(len(self.prompts) * self.num_answers, most)
         ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
-        asked_at, end = time.perf_counter(), None
-        if self.deadline_s is not None:
-            end = asyncio.get_running_loop().time() + self.deadline_s - (asked_at - self.since)
+        asked_at = time.perf_counter()
+        end = end_of(self.deadline_s, asked_at - self.since)
         async with AsyncExitStack() as turn:
-            async with cut_off(end):  # without a turn, the answers end where they begin
+            async with cut_off(end) as limit:  # without a turn, the answers end where they begin, and cost nothing
                 await turn.enter_async_context(self.admission.slot(ticket))
             self.log.queue_s = time.perf_counter() - asked_at
-            self.rates.used(self.client, num_tokens)
+            if not limit.expired():
+                self.rates.used(self.client, num_tokens)
             answers = [
                 self._answer(place * self.num_answers + number, prompt, number)
                 for place, prompt in enumerate(self.prompts)
@@ -111,6 +111,8 @@ class Generation:
                         answer.append(event.text)
                     elif isinstance(event, ToolCalled) and event.call.problem is None:
                         answer.append(event.call.arguments)
+                    elif isinstance(event, Noted):
+                        self.log.unfamiliar = event.text
                     elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
                         self.log.note = event.result.note

@@ -18,6 +18,19 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of this machine. Names that end in `.localhost` are names of it, too."""
 
 
+def answered_hosts(own: Sequence[str], allowed: Sequence[str], *, is_open: bool) -> Sequence[str]:
+    """Return the hosts that a service answers to; none for all.
+
+    Keys protect from web pages whose host name leads to this machine. Without any, the host is checked.
+
+    Args:
+        own: names and addresses of this machine.
+        allowed: further ones that the operator names.
+        is_open: whether the service has keys, or needs none to answer to everybody.
+    """
+    return () if is_open and not allowed else (*own, *allowed)
+
+
 class HostCheck:
     """Middleware that turns away websockets, and requests that come to or from where they must not."""
 

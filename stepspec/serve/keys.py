@@ -82,7 +82,8 @@ class Keys:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        self._clients, self._changed = self._read(), self._time()
+        self._changed = self._time()  # before the file is read, so that no later change is missed
+        self._clients = self._read()
 
     @property
     def are_needed(self) -> bool:
@@ -106,6 +107,7 @@ class Keys:
 
     def reload(self) -> None:
         """Read the file again. If that fails, the keys stay as they are, and the log says why."""
+        self._changed = self._time()
         try:
             self._clients = self._read()
         except UsageError as error:
@@ -115,8 +117,7 @@ class Keys:
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
-        before, self._changed = self._changed, self._time()
-        if self._changed not in (None, before):
+        if self._time() not in (None, self._changed):
             self.reload()
 
     def _time(self) -> int | None:
@@ -149,7 +150,7 @@ class Keys:
             if table.sha256 in clients:
                 raise UsageError(f"Two API keys are the same: {clients[table.sha256].name!r} and {table.name!r}.")
             group = table.sha256 if table.group is None else f"group {table.group}"  # which is no hash of a key
-            clients[table.sha256] = Client(**{**table.model_dump(exclude={"sha256"}), "group": group})
+            clients[table.sha256] = Client(**table.model_dump(exclude={"sha256", "group"}), group=group)
         return clients
 
 

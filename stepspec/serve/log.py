@@ -78,6 +78,8 @@ class LogEntry:
     num_tokens: int = 0
     ignored: Sequence[str] = ()
     note: str | None = None
+    unfamiliar: str | None = None
+    """The part of the note on a question unlike the training data, which is logged once."""
     error: str | None = None
     """The kind of an error and the field that it is about. Its message may quote the prompt."""
     prompt: str | None = None
@@ -107,7 +109,8 @@ class LogEntry:
 
     def fields(self) -> dict[str, Any]:
         """Return the entry for structured logs."""
-        values = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "since"}
+        left_out = {"since", "unfamiliar"}
+        values = {name: value for name, value in vars(self).items() if value not in (None, ()) and name not in left_out}
         return {**values, "seconds": round(time.monotonic() - self.since, 6)}
 
 
@@ -119,7 +122,7 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._noted = False  # whether the note on questions unlike the training data was logged, which is done once
+        self._noted: set[str] = set()  # notes on questions unlike the training data; each pair has one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -153,9 +156,9 @@ class RequestLog:
     def _log(self, scope: Scope, entry: LogEntry) -> None:
         # The raw path is still percent-encoded, so it cannot contain line breaks.
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_PATH]
-        if entry.note and not self._noted:
-            self._noted = True
-            logger.warning("%s", entry.note)
+        if entry.unfamiliar is not None and entry.unfamiliar not in self._noted:
+            self._noted.add(entry.unfamiliar)
+            logger.warning("%s", entry.unfamiliar)
         seconds = time.monotonic() - entry.since
         cut_off = "" if entry.complete else " (response incomplete)"
         is_poll = scope["path"] in POLLED and entry.status < 400 and entry.complete

@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi.sse import format_sse_event
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -34,14 +34,14 @@ from stepspec.api.loading import Pair, check_models
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.engines.protocol import hash_of
-from stepspec.errors import StepSpecError
+from stepspec.errors import StepSpecError, UsageError
 from stepspec.loop.policy import load_policy
 from stepspec.serve.admission import RETRY_S, Entrance, Limits
 from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
 from stepspec.serve.errors import BusyError, LostError, error_body, headers_of, status_of
-from stepspec.serve.hosts import LOCAL, HostCheck
-from stepspec.serve.keys import Keys
+from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
+from stepspec.serve.keys import ENVIRONMENT, Keys
 from stepspec.serve.log import header
 from stepspec.serve.merging import merged_metrics
 from stepspec.serve.pairs import load_pairs, wanted_pairs
@@ -69,12 +69,20 @@ PASSED = ("type", "http_version", "method", "path", "raw_path", "query_string", 
 """Keys of an ASGI scope that a replica gets."""
 
 
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Listed = Annotated[list[str], BeforeValidator(_as_list)]
+"""Several values, or one, as `serve run` gives it."""
+
+
 class Arguments(BaseModel):
     """The arguments of the application, with the names of the options of `stepspec serve`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    pair: str | list[str] = Field(default_factory=list)
+    pair: Listed = Field(default_factory=list)
     """Pairs by name, or `NAME=MODELS`."""
     target: str | None = None
     draft: str | None = None
@@ -85,7 +93,7 @@ class Arguments(BaseModel):
     """File of API keys, on every node. It is read again when it changes."""
     insecure: bool = False
     """Whether clients on other machines are answered without API keys."""
-    allowed_host: str | list[str] = Field(default_factory=list)
+    allowed_host: Listed = Field(default_factory=list)
     """Further host names in addresses of the service."""
     max_running: int = Field(default=128, ge=1)
     """Answers that one replica generates concurrently."""
@@ -108,16 +116,6 @@ class Arguments(BaseModel):
     """GPUs of a replica; 0 for models on servers."""
     fronts: int = Field(default=1, ge=1)
     """Processes that take requests."""
-
-    @property
-    def pairs(self) -> list[str]:
-        """The pairs as a list."""
-        return [self.pair] if isinstance(self.pair, str) else self.pair
-
-    @property
-    def names(self) -> list[str]:
-        """The further host names as a list."""
-        return [self.allowed_host] if isinstance(self.allowed_host, str) else self.allowed_host
 
 
 class SessionRouter(ConsistentHashRouter):
@@ -227,9 +225,14 @@ class Front:
         self._models, self._board = models, board
         self._keys = Keys(arguments.api_keys, os.environ)
         self._entrance = Entrance(arguments.max_running + arguments.max_queued)
-        is_local, names = not (self._keys.are_needed or arguments.insecure), arguments.names
-        hosts = (*LOCAL, *names) if is_local or names else ()
-        self._guard = Middleware(HostCheck, hosts=hosts, is_local=is_local)
+        is_open = self._keys.are_needed or arguments.insecure
+        if not is_open and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+            raise UsageError(
+                "With RAY_SERVE_ENABLE_HA_PROXY=1, every request seems to come from this machine. Set api_keys or the "
+                f"environment variable {ENVIRONMENT}, or allow all clients with insecure=true."
+            )
+        hosts = answered_hosts(LOCAL, arguments.allowed_host, is_open=is_open)
+        self._guard = Middleware(HostCheck, hosts=hosts, is_local=not is_open)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         routes = [Route("/metrics", self._metrics), Mount("/", app=self._forward)]
@@ -314,7 +317,7 @@ def app(arguments: Arguments) -> serve.Application:
         UsageError: an argument is invalid. No model is loaded yet.
     """
     policy = load_policy(arguments.policy)[0]
-    wanted = wanted_pairs(arguments.pairs, arguments.target, arguments.draft)
+    wanted = wanted_pairs(arguments.pair, arguments.target, arguments.draft)
     for models in wanted.values():
         check_models(**models.arguments(policy, arguments.judges))
     return application(arguments, partial(load_pairs, wanted, policy, arguments.judges))

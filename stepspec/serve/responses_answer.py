@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Event, Result, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Event, Noted, Result, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.responses_request import ResponsesRequest
 
@@ -199,6 +199,8 @@ class ResponsesAnswer:
     def _changes(self, event: Event) -> Iterator[Data]:
         if isinstance(event, StepCommitted | StepProposed | StepJudged):
             yield from self._step_changes(event)
+        elif isinstance(event, Noted):
+            yield {"type": f"stepspec.{event.type}", "stepspec": {"note": event.text}}
         elif isinstance(event, AnswerDelta) and event.text:
             if not any(isinstance(item, _Message) for item in self._open_items()):
                 yield from self._begun(_Message(len(self._items)))

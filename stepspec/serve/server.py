@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,7 +50,7 @@ class Server(uvicorn.Server):
         """Start to serve, and log the addresses."""
         self._loop = asyncio.get_running_loop()
         if self.config.ssl is not None:  # uvicorn would count a connection only after the handshake
-            self.config.http_protocol_class = type("TLSConnection", (Connection,), {"tls": self.config.ssl})
+            self.config.http_protocol_class = cast("Any", partial(Connection, tls=self.config.ssl))
             self.config.ssl = None
         await super().startup(sockets)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
@@ -71,7 +72,11 @@ class Server(uvicorn.Server):
         if counter % 10 == 0:
             now = time.monotonic()
             for each in cast("set[Connection]", set(self.server_state.connections)):
-                each.check(now)
+                try:
+                    each.check(now)
+                except Exception:  # one connection must not end the service
+                    logger.exception("A connection failed.")
+                    each.abort()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -79,9 +79,9 @@ class Service:
         self.monitor = Monitor(self.admission, pairs, policy)
         self.rates = Rates()
         models = [model for pair in pairs.values() for model in pair.loaded.values()]
-        shared = {each.name for each in models if "forget" not in each.abilities} if settings.keys.are_needed else ()
-        for name in shared:
-            logger.warning("%s keeps the texts of different keys in one cache, see SECURITY.md.", name)
+        if settings.keys.are_needed:
+            for name in {each.name for each in models if "forget" not in each.abilities}:
+                logger.warning("%s keeps the texts of different keys in one cache, see SECURITY.md.", name)
 
     def client(self, request: Request) -> Client:
         """Return the client that sends a request.

@@ -49,7 +49,12 @@ def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Se
     serving = Serving(settings, options.get("cert"), options.get("key"), ())
     server = serving.server(create_app(pair, "target", settings))
     sockets = listening_sockets("127.0.0.1", 0)
-    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=options.get("loop_factory")) as runner:
+            runner.run(server.serve(sockets=sockets))
+
+    thread = threading.Thread(target=run)
     thread.start()
     while not server.started:
         time.sleep(0.01)

@@ -220,13 +220,50 @@ def test_connections_whose_client_reads_or_sends_nothing_give_way(monkeypatch: p
         assert read(busy).startswith(b"HTTP/1.1 200 ")
 
 
+def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    """Return a file with a certificate of the loopback address and its key, and a context that trusts it."""
+    authority, trusted = trustme.CA(), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
+    authority.configure_trust(trusted)
+    return folder / "both.pem", trusted
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_tls_client_that_does_not_close_the_connection_too_is_cut_off(tmp_path: Path, loop: str) -> None:
+    both, trusted = certificate(tmp_path)
+    make = pytest.importorskip(loop).new_event_loop
+    broken = POST + b"Transfer-Encoding: chunked\r\n\r\nno size\r\n"
+    with (
+        running(following_pair(), Settings(), cert=both, key=both, loop_factory=make) as (server, port),
+        ExitStack() as stack,
+    ):
+        for sent in (b"", GET + b"\r\n", broken):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            wire = stack.enter_context(trusted.wrap_socket(raw, server_hostname="127.0.0.1"))
+            wire.sendall(sent)
+        assert len(server.server_state.connections) == 3
+        wait_until(lambda: not server.server_state.connections)
+        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted).status_code == 200
+
+
+def test_a_connection_that_cannot_be_checked_does_not_end_the_service(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(connection: connections.Connection, now: float) -> None:
+        raise AttributeError("no transport")
+
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+        monkeypatch.setattr(connections.Connection, "check", failing)
+        assert read(wire) == b""
+    monkeypatch.undo()
+    assert [each.message for each in caplog.records if each.exc_info] == ["A connection failed."]
+    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+
+
 def test_connections_are_limited_before_the_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
-    authority = trustme.CA()
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    trusted = ssl.create_default_context()
-    authority.configure_trust(trusted)
-    both = tmp_path / "both.pem"
+    both, trusted = certificate(tmp_path)
     with running(following_pair(), Settings(), cert=both, key=both) as (server, port), ExitStack() as stack:
         wires = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(60)]
         wait_until(lambda: 0 < len(server.server_state.connections) <= 16)

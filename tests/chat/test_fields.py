@@ -563,6 +563,11 @@ def test_no_field_takes_half_of_a_surrogate_pair(kind: type[Body]) -> None:
     assert kind.parsed(json.dumps({**needed, "user": "\U0001f600"}).encode())
 
 
+def test_a_body_without_surrogates_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.serve.fields.json.dumps", None)
+    assert ResponsesRequest.parsed('{"input": "a \U0001f600 é"}'.encode())
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 def test_a_prompt_with_half_of_a_surrogate_pair_is_a_bad_request(root: str, path: str) -> None:
     body = json.dumps({"prompt": "a\ud800"})

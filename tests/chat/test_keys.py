@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
-from stepspec.serve.admission import Admission, Ticket
+from stepspec.serve.admission import Admission, Limits, Ticket
 from stepspec.serve.errors import NoKeyError, RateError
 from stepspec.serve.keys import ENVIRONMENT, Client, Rates, key_hash
 
@@ -160,6 +161,45 @@ def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplo
     assert keys.client(f"Bearer {OTHER}").name == "team"
     assert "the old ones stay" in caplog.text
     assert KEY not in caplog.text
+
+
+def test_a_request_that_its_deadline_ends_in_the_queue_costs_nothing(tmp_path: Path) -> None:
+    keys = Keys(key_file(tmp_path, tokens_per_minute=1))
+    settings = Settings(limits=Limits(max_running=1), keys=keys)
+    with serving(following_pair(delay_s=1.0), "target", settings) as address, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, address, KEY)
+        time.sleep(0.3)
+        for _ in range(2):
+            headers, body = {"Authorization": f"Bearer {SLOW}"}, {**BODY, "stepspec": {"deadline_s": 0.1}}
+            answer = httpx.post(f"{address}/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert running.result().status_code == 200
+
+
+class Saving(Keys):
+    """Keys whose file is saved by its operator right after it was read."""
+
+    def _read(self) -> dict[str, Client]:
+        found = super()._read()
+        if self.file is not None and key_hash(KEY) in self.file.read_text():
+            self.file.write_text(self.file.read_text().replace(key_hash(KEY), key_hash(OTHER)))
+        return found
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_a_key_that_is_revoked_while_the_file_is_read_does_not_stay(tmp_path: Path, *, reloads: bool) -> None:
+    file = key_file(tmp_path)
+    keys = Saving(file)
+    if reloads:
+        key_file(tmp_path)
+        keys.reload()
+    assert keys.client(f"Bearer {KEY}")
+    time.sleep(0.01)
+    keys.refresh()
+    assert keys.client(f"Bearer {OTHER}")
+    with pytest.raises(NoKeyError):
+        keys.client(f"Bearer {KEY}")
 
 
 def test_a_signal_to_reload_keys_does_not_end_a_service_that_loads_its_models(monkeypatch: pytest.MonkeyPatch) -> None:

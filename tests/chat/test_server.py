@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from following import FollowingEngine, following_pair
 from scripted import Call, Reply
-from service import running
+from service import running, serving
 from typer.testing import CliRunner
 
 from stepspec import Pair
+from stepspec.api.scope import PairScope
 from stepspec.cli import app
+from stepspec.engines.protocol import Engine, TokenBuffer
 from stepspec.errors import EngineError
 from stepspec.serve import Settings, connections
 from stepspec.serve.hosts import LOCAL
@@ -31,9 +34,68 @@ from stepspec.serve.log import line_formatter
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
 
 
+RAW = '{"messages": [{"role": "user", "content": "How many?"}], "tools": []}\n<|assistant|>'
+
+
 def stream(port: int, into: list[str], **fields: Any) -> None:
     with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=ASK | fields, timeout=30) as answer:
         into.extend(line for line in answer.iter_lines() if line.startswith("data: "))
+
+
+class DeadJudge:
+    """A judge model whose server is unreachable."""
+
+    name = "reward"
+    abilities = frozenset({"reward"})
+
+    async def reward(self, prompt: str, steps: Sequence[str], group: str | None = None) -> float:
+        raise EngineError("http://10.1.2.3:8000/v1 answered 500: no such file /srv/models/reward.")
+
+    def describe(self) -> Mapping[str, str]:
+        return {"name": self.name}
+
+    async def aclose(self) -> None: ...
+
+
+def test_the_error_of_a_judge_goes_to_the_log_and_not_to_clients(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(replace(following_pair(), judges={"reward": DeadJudge()}), "rsd") as address:
+        answers = [httpx.post(f"{address}/chat/completions", json=ASK | {"stream": each}) for each in (False, True)]
+    for answer in answers:
+        assert "The judge reward failed at " in answer.text
+        assert "10.1.2.3" not in answer.text
+        assert "/srv" not in answer.text
+    assert len([each for each in caplog.records if "10.1.2.3" in each.getMessage()]) == 2, "once for each request"
+
+
+class Stories(PairScope):
+    """A pair that knows no question."""
+
+    async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
+        return self.knows
+
+
+def test_the_note_on_unfamiliar_questions_is_logged_once_also_after_another_note(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scope = Stories(version=1, knows="It knows stories.", least_logprob=0.0, measured="by hand")
+    pair = replace(following_pair(), judges={"reward": DeadJudge()})
+    with serving({"first": pair, "second": replace(pair, scope=scope)}, "rsd") as address:
+        for model in ("first", "second", "second"):
+            answer = httpx.post(f"{address}/chat/completions", json=ASK | {"model": model, "stream": False})
+            assert answer.json()["metrics"]["stepspec"]["note"]
+    assert [each.getMessage() for each in caplog.records].count("It knows stories.") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("chat/completions", ASK), ("completions", {"prompt": RAW}), ("responses", {"input": "How many?"})],
+)
+def test_a_stream_begins_with_the_note_on_an_unfamiliar_question(path: str, fields: Any) -> None:
+    scope = Stories(version=1, knows="It knows stories.", least_logprob=0.0, measured="by hand")
+    with serving(replace(following_pair(), scope=scope), "target") as address:
+        answer = httpx.post(f"{address}/{path}", json={**fields, "stream": True})
+    lines = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if '"stepspec"' in line]
+    assert lines[0]["stepspec"] == {"note": "It knows stories."}
 
 
 @pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])

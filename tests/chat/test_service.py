@@ -5,7 +5,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
-from stepspec.loop.step import Event, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
 from stepspec.serve import Settings
 from stepspec.serve.admission import Limits
 
@@ -320,6 +320,36 @@ async def test_the_highest_seed_has_several_answers_in_every_format(seed: int) -
     assert highest.reseeded(1) == lowest
     assert len({highest.reseeded(number).seed for number in range(16)}) == 16
     assert (await StepSpec(pair=following_pair(), policy="specreason").generate("How?", sampling=highest)).answer
+
+
+async def test_the_time_of_a_caller_does_not_count_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.client.GRACE_S", 0.1)
+    with serving(following_pair(delay_s=0.1), "specreason") as address:
+        async with RemoteStepSpec(address) as remote:
+            async for event in remote.stream("How many?", deadline_s=1.0):
+                if isinstance(event, StepCommitted) and event.step.index == 0:
+                    await asyncio.sleep(1.5)
+    assert isinstance(event, Done)
+
+
+async def test_a_deadline_between_the_answer_and_its_metrics_is_not_taken_for_another_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stepspec.client.GRACE_S", 0.1)
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat() -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            yield b'data: {"choices": [{"delta": {"content": "9."}, "finish_reason": "stop"}]}\n\n'
+            await asyncio.sleep(2)
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    with serving_app(app) as address:
+        async with RemoteStepSpec(address) as remote:
+            with pytest.raises(EngineError, match=r"did not end the request within 0\.1 s"):
+                await remote.generate("How many?", deadline_s=0.2)
 
 
 async def test_an_unreachable_service_is_an_engine_error() -> None:

@@ -15,6 +15,7 @@ from stepspec.engines.remote import RemoteEngine, replicas
 from stepspec.engines.remote.replicas import Replicas
 from stepspec.errors import EngineError, ModelError, UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.certificate import by_role
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +53,14 @@ def two(server: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Sc
     scripts = [Script(), Script()]
     proxies = [server(script) for script in scripts]
     return scripts, proxies, load(*proxies)
+
+
+def test_several_servers_are_the_engine_that_one_of_them_is(
+    two: tuple[list[Script], list[Proxy], Replicas], server: ServerFixture
+) -> None:
+    alone = RemoteEngine.load(server(Script()).url)
+    several, one = (by_role({"target": each.describe()})["engines"] for each in (two[2], alone))
+    assert several == one
 
 
 def load(*proxies: Proxy, options: str = "?retries=1") -> Replicas:

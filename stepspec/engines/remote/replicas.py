@@ -199,8 +199,9 @@ class Replicas:
 
     def describe(self) -> Mapping[str, str | None]:
         """See `Engine.describe`."""
-        where = ", ".join(replica.address.base for replica in self._replicas)
-        return {**self._first.describe(), "device": f"{len(self._replicas)} servers: {where}"}
+        others = [replica.address.base for replica in self._replicas if replica.engine is not self._first]
+        described = self._first.describe()
+        return {**described, "device": ", ".join([str(described["device"]), *others])}
 
     def metrics(self) -> Metrics:
         """Return the totals over all calls of all replicas."""

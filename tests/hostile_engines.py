@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from own_answers import check
+from random_judge import RandomJudge
 
 from stepspec import Pair, Policy, StepSpec
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling, Verification, Verify, collect
@@ -16,7 +17,7 @@ from stepspec.engines.stops import StopWatch
 from stepspec.loop.request import Request
 
 SMUGGLED = ("</think>", "#### 5", "\\boxed{5}", "the answer is 5", "<|end|>", "<think>", "<tool_call>", "\n\n")
-RANDOM: tuple[dict[str, Any], ...] = ({"kind": "random", "share": 0.7},)
+RANDOM: tuple[dict[str, Any], ...] = (RandomJudge(share=0.7),)
 TABLES = {"step": {"max_step_tokens": 24}, "token": {"drafter": "auto"}}
 POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": RANDOM, "score": {"depth": 2, "draft_answer": True}},

@@ -23,12 +23,11 @@ from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError, UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
-from stepspec.loop.depth import MAX_DEPTH, ChainDepth
-from stepspec.loop.limits import Demands, Limits
+from stepspec.loop.limits import Demands
 from stepspec.loop.pace import FIRST_CONTROL, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import WritingWatch
-from stepspec.loop.step import Done, Proposal
+from stepspec.loop.step import Proposal
 
 pytestmark = pytest.mark.anyio
 
@@ -210,7 +209,6 @@ async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices()
     assert (await other.play()).result.counts.forced == 5
 
 
-PROMPT_READ = ""
 SURE = {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -1.0, "reject_below": -100.0}
 
 
@@ -237,46 +235,6 @@ async def test_however_sure_the_draft_is_the_target_decides_about_the_end() -> N
     assert (counts.accepted, counts.rejected, counts.cancelled) == (4 + 1 + 5, 1, 5)
 
 
-AHEAD = {"depth": 1, "look_ahead": True, "draft_answer": True}
-
-
-async def test_the_draft_writes_on_while_the_target_judges() -> None:
-    policy = chains(score=AHEAD)
-    stage = Stage(policy, [ONE, TWO, END, ANSWER], [PROMPT_READ, Opinion(ONE, delay_s=0.05), TWO, END + ANSWER], [])
-    play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == ["draft", "draft"]
-    assert play.result.answer == "So 9."
-    assert [call.prompt for call in stage.draft.calls] == [
-        PROMPT,
-        PROMPT + ONE,
-        PROMPT + ONE + TWO,
-        PROMPT + ONE + TWO + END,
-    ]
-    assert [call.continuation for call in stage.target.calls] == ["", ONE, TWO, END + ANSWER]
-    assert play.counted == {
-        "accepted": 4 + 5 + 1 + 5,
-        "drafted": 15,
-        "committed": 15,
-        "steps": 2,
-        "steps_proposed": 2,
-        "steps_judged": 2,
-        "steps_accepted": 2,
-        "target_passes": 4,
-    }
-
-
-@pytest.mark.parametrize("following", [Reply(THREE), Reply(delay_s=60), Reply("Six seven", hangs=True, chunk_size=1)])
-async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Reply) -> None:
-    policy = chains(score={"look_ahead": True})
-    opinions = [PROMPT_READ, Opinion(OTHER, delay_s=0.05), END]
-    stage = Stage(policy, [TWO, following, END], opinions, [OTHER, ANSWER])
-    play = await stage.play()
-    assert [text for _, text, *_ in play.steps] == [OTHER]
-    assert play.result.counts.cancelled == {THREE: 4, "": 0, "Six seven": 2}[following.text]
-    assert play.result.counts.rejected == 5
-    assert stage.draft.num_open == 0
-
-
 def reading_again(
     *opinions: Opinion | str, writes: tuple[str, ...] = (), temperature: float = 0.0, **score: Any
 ) -> Stage:
@@ -288,14 +246,12 @@ def reading_again(
     return stage
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer(ahead: bool) -> None:
-    first = [PROMPT_READ, Opinion(ONE, delay_s=0.05)] if ahead else [ONE]
-    stage = reading_again(*first, TWO, END + ANSWER, depth=3, look_ahead=ahead)
+async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer() -> None:
+    stage = reading_again(ONE, TWO, END + ANSWER, depth=3)
     play = await stage.play()
     prompts = [PROMPT, PROMPT + ONE, PROMPT + ONE + TWO, PROMPT + ONE + TWO + END]
     assert [call.prompt for call in stage.draft.calls] == prompts
-    assert [call.continuation for call in stage.target.calls] == [""] * ahead + [ONE, TWO, END + ANSWER]
+    assert [call.continuation for call in stage.target.calls] == [ONE, TWO, END + ANSWER]
     assert play.result.answer == "So 9."
     assert play.result.counts.cancelled == 0
 
@@ -321,49 +277,13 @@ async def test_a_server_that_cannot_read_again_writes_the_answer() -> None:
     assert (play.result.counts.accepted, play.result.counts.rejected) == (4 + 5 + 1, 5)
 
 
-async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
-    stage = Stage(chains(score={"look_ahead": True}), [ONE, TWO], [PROMPT_READ, ONE + END], [ANSWER])
-    play = await stage.play()
-    assert play.result.counts.cancelled == 5
-    assert play.result.answer == "So 9."
-
-
-@pytest.mark.parametrize(
-    ("first", "written"), [(Reply(ONE), []), (Reply(fails=EngineError("gone")), [Reply(hangs=True)])]
-)
-async def test_a_limit_of_time_while_the_target_reads_ahead_ends_the_thinking(
-    first: Reply, written: list[Reply]
-) -> None:
-    reading = Opinion(delay_s=60)
-    stage = Stage(chains(score={"look_ahead": True}), [first, TWO], [reading], [*written, ANSWER])
-    stage.request.demands = Demands(max_thinking_s=0.1)
-    stage.request.limits = Limits(stage.request.demands, stage.request.ledger, stage.request.transcript)
-    events = [event async for event in stage.events()]
-    assert isinstance(events[-1], Done)
-    assert events[-1].result.answer == "So 9."
-    assert stage.target.num_open == stage.draft.num_open == 0
-
-
-async def test_a_draft_that_fails_is_not_asked_again_ahead() -> None:
-    policy = chains(score={"depth": 2, "look_ahead": True})
-    gone = Reply(fails=EngineError("gone"))
-    stage = Stage(policy, [ONE, gone, gone], [PROMPT_READ, ONE], [END + ANSWER])
-    play = await stage.play()
-    assert len(stage.draft.calls) == 3, "a chain of two, and another one"
-    assert play.result.counts.steps_accepted == 1
-
-
-async def test_a_target_that_fails_to_read_ahead_may_still_write() -> None:
-    broken = Opinion(fails=EngineError("broken"))
-    stage = Stage(chains(score={"look_ahead": True}), [ONE, END], [broken, ONE, END], [ANSWER])
-    assert (await stage.play()).result.counts.steps_accepted == 1
-
-
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ({"depth": 0}, "whole number from 1 to 8"),
-        ({"depth": "deep"}, "whole number from 1 to 8"),
+        ({"depth": 0}, "greater than or equal to 1"),
+        ({"depth": 5}, "less than or equal to 4"),
+        ({"depth": "auto"}, "was removed"),
+        ({"look_ahead": True}, "was removed"),
         ({"depth": 2, "candidates": 2}, "cannot both be above 1"),
         ({"draft_answer": True, "candidates": 2}, "for one candidate a step"),
     ],
@@ -371,17 +291,6 @@ async def test_a_target_that_fails_to_read_ahead_may_still_write() -> None:
 def test_bad_depths_are_sentences(score: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         chains(1, score=score)
-
-
-def depth(*, accepted: float, draft_s: float, base_s: float, step_s: float, write_s: float) -> ChainDepth:
-    depth = ChainDepth()
-    for number in range(200):
-        steps = 1 + number % 3
-        depth.drafted(10, draft_s)
-        depth.read(10 * steps, base_s + step_s * steps)
-        depth.replaced(write_s)
-        depth.decided(accepted=number % 100 < 100 * accepted)
-    return depth
 
 
 @pytest.mark.parametrize(("committed", "least"), [(0, 0.0), (5, 0.0), (12, 0.9)])
@@ -419,7 +328,7 @@ def test_chains_that_save_little_are_few(saved: float, least: float, most: float
 def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
     """The times of 16 requests add up, and a chain of one takes passes from all. All ask at the same time."""
     pace, chains, written = StepPace(0.04), 0, 10_000
-    pace.depth.drafted(10, 0.1)
+    pace.costs.drafted(10, 0.1)
     with ExitStack() as stack:
         for request in range(16):
             stack.enter_context(pace.request(request))
@@ -439,7 +348,7 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
     """A chain gives 44 easy tokens. The 3 after them are hard: the target takes five times as long for each. The
     machine may stall in the first control."""
     pace, request, token_s, seconds, tokens = StepPace(0.02), object(), 0.0068, 0.0, 0
-    pace.depth.drafted(44, 0.1)
+    pace.costs.drafted(44, 0.1)
     while seconds < 300:
         if pace.speculates(request):
             pace.tries(request)
@@ -455,7 +364,7 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
 
 def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
     pace, request = StepPace(0.02), asyncio.Event()
-    pace.depth.drafted(10, 0.1)
+    pace.costs.drafted(10, 0.1)
     with pace.request(request):
         for _ in range(FIRST_CONTROL):
             assert pace.speculates(request)
@@ -564,25 +473,6 @@ def test_the_answer_is_no_control() -> None:
     assert [sum(each[0] for each in noted if each[2] is control) for control in (True, False)] == [28, 30]
 
 
-async def test_the_draft_does_not_write_ahead_while_the_target_writes_in_place_of_it() -> None:
-    stage = Stage(
-        chains(score={"look_ahead": True}),
-        [ONE, Reply("Six", hangs=True, chunk_size=1)],
-        [PROMPT_READ, Opinion(ONE, delay_s=0.05)],
-        [TWO + END + ANSWER],
-    )
-    asked, reply_to, num_drafting = iter([True, False]), stage.target._reply_to, list[int]()
-
-    def reply(call: Any) -> Any:
-        num_drafting.append(stage.draft.num_open)
-        return reply_to(call)
-
-    stage.target._reply_to = reply
-    stage.request.pace.speculates = lambda request: next(asked)
-    assert (await stage.play()).result.answer == "So 9."
-    assert num_drafting == [0]
-
-
 def test_a_change_for_the_worse_costs_a_few_chains() -> None:
     pace = StepPace(0.05)
     pace.wrote(10, 1.0)
@@ -613,7 +503,7 @@ def test_what_speculation_saved_under_load_is_not_spent_where_it_does_not_pay() 
 def test_under_load_the_common_throughput_decides() -> None:
     """The target's own speed is that of the time before the machine became slower."""
     pace, rates = StepPace(0.02), {True: 0.1, False: 0.15}
-    pace.depth.drafted(10, 0.1)
+    pace.costs.drafted(10, 0.1)
     now, longest, writing = [0.0], 0, 0
     pace.load._clock = lambda: now[0]
     with ExitStack() as stack:
@@ -660,7 +550,7 @@ async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> N
     stage, pace = Stage(chains(1), [ONE, END], [Opinion(ONE, delay_s=0.5), END], [ANSWER]), StepPace(0.02)
     pace.wrote(100, 1.0)
     for num_tokens in 20 * (4, 8):
-        pace.depth.read(num_tokens, 0.001 * num_tokens)
+        pace.costs.read(num_tokens, 0.001 * num_tokens)
     stage.request.pace, before_s = pace, pace._balance_s
     await stage.play()
     assert pace._balance_s > before_s - 0.1
@@ -676,7 +566,7 @@ async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     pace = StepPace(0.02)
     pace.wrote(100, 1.0)
     assert pace.patience_s(10_000) is None, "the first step takes what it takes"
-    pace.depth.drafted(64, 5.0)
+    pace.costs.drafted(64, 5.0)
     assert pace.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
 
 
@@ -750,16 +640,8 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
     now[0] = 60.0
     assert not pace.speculates("e")
     assert pace.why == "another request tries the draft"
-    pace.depth.drafted(10, 0.1)
+    pace.costs.drafted(10, 0.1)
     assert pace.speculates("e")
-
-
-def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:
-    assert ChainDepth().best() == 1
-    assert depth(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0).best() == MAX_DEPTH
-    assert depth(accepted=0.5, draft_s=1.0, base_s=0.1, step_s=0.1, write_s=1.0).best() == 1
-    middle = depth(accepted=0.8, draft_s=0.5, base_s=1.0, step_s=0.1, write_s=2.0).best()
-    assert 1 < middle < MAX_DEPTH
 
 
 def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_and_then() -> None:
@@ -781,15 +663,6 @@ def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_a
     pace.reread(0, 99.0)
     pace.forget()
     assert pace.rereads(200)
-
-
-def test_what_texts_have_shown_is_forgotten_and_costs_are_not() -> None:
-    good = depth(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0)
-    good.forget()
-    assert 1 < good.best() < MAX_DEPTH
-
-
-# With real models
 
 
 @pytest.fixture(scope="module")

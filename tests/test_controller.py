@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_judge import RandomJudge
 from scripted import PROMPT, Opinion, Reply, Stage, shape
 
 from stepspec.engines.protocol import Drafting, Sampling, Verification
@@ -894,9 +895,7 @@ WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a
     salvage=st.sampled_from([None, {"min_logprob": 0.0}, {"min_logprob": -10.0}]),
     first=st.integers(0, 2),
     room=st.one_of(st.none(), st.integers(1, 70)),
-    judges=st.sampled_from(
-        [(RATING,), ({"kind": "always"},), ({"kind": "never"},), ({"kind": "random", "share": 0.5}, RATING)]
-    ),
+    judges=st.sampled_from([(RATING,), ({"kind": "always"},), ({"kind": "never"},), (RandomJudge(share=0.5), RATING)]),
 )
 async def test_the_counts_always_hold_and_nothing_exceeds_the_budget(
     drafted: list[str],

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from random_judge import RandomJudge
 from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
 
 from stepspec.chat.events import AnswerDelta
@@ -34,34 +35,33 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "draft"},
     {"family": "score", "judges": ({"kind": "rating"},)},
     {"family": "score", "judges": ({"kind": "likelihood", "threshold": -3.0},), "salvage": {"min_logprob": -1.0}},
-    {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "first_target_steps": 2},
-    {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "score": {"candidates": 3}},
+    {"family": "score", "judges": (RandomJudge(share=0.6),), "first_target_steps": 2},
+    {"family": "score", "judges": (RandomJudge(share=0.6),), "score": {"candidates": 3}},
     {"family": "score", "judges": ({"kind": "rating"},), "score": {"depth": 3, "draft_answer": True}},
     {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 4, "max_overhead": 0.05}},
     {
         "family": "score",
-        "judges": ({"kind": "random", "share": 0.6},),
-        "score": {"depth": "auto", "draft_answer": True},
+        "judges": (RandomJudge(share=0.6),),
+        "score": {"depth": 4, "draft_answer": True},
     },
     {
         "family": "score",
         "judges": (
             {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.2, "reject_below": -9.0},
-            {"kind": "random", "share": 0.5},
+            RandomJudge(share=0.5),
         ),
         "judging": "cascade",
         "salvage": {"redraft": True},
         "score": {"depth": 2, "draft_answer": True, "max_overhead": 0.1},
     },
-    {"family": "score", "judges": ({"kind": "rating"},), "score": {"look_ahead": True}},
     {
         "family": "score",
-        "judges": ({"kind": "random", "share": 0.8},),
+        "judges": (RandomJudge(share=0.8),),
         "salvage": {"redraft": True},
-        "score": {"look_ahead": True, "depth": 3, "draft_answer": True, "max_overhead": 0.1},
+        "score": {"depth": 3, "draft_answer": True, "max_overhead": 0.1},
     },
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
-    {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
+    {"family": "compare", "judges": (RandomJudge(share=0.7),), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},
     {"family": "alternate"},
     {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
@@ -219,7 +219,7 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
         assert (result.finish_reason, result.limit) == ("length", "deadline") or request.transcript.ended
     check_limits(stage, result.reasoning, steps)
     score = stage.policy.score
-    overlapping = stage.policy.family == "compare" or score.candidates > 1 or score.look_ahead
+    overlapping = stage.policy.family == "compare" or score.candidates > 1
     check_times(result.times, target, draft, overlapping)
 
 

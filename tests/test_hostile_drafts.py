@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from own_answers import check
+from random_judge import RandomJudge
 from scripted import PLAIN_TEMPLATE, ScriptedEngine, WordTokenizer
 from thinking_families import FAMILIES, Family
 
@@ -30,17 +31,16 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": JUDGES},
     {"family": "score", "judges": JUDGES, "salvage": {"min_logprob": -2.0}},
     {"family": "score", "judges": JUDGES, "salvage": {"redraft": True}, "score": {"depth": 4, "draft_answer": True}},
-    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"depth": 2, "draft_answer": True}},
-    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"look_ahead": True, "depth": 2}},
-    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"candidates": 3}},
+    {"family": "score", "judges": (RandomJudge(share=0.7),), "score": {"depth": 2, "draft_answer": True}},
+    {"family": "score", "judges": (RandomJudge(share=0.7),), "score": {"candidates": 3}},
     {
         "family": "score",
         "judges": ({"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.5},),
         "salvage": {},
     },
     {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 3}},
-    {"family": "compare", "judges": ({"kind": "random", "share": 0.8},)},
-    {"family": "compare", "judges": ({"kind": "random", "share": 0.8},), "compare": {"depth": 2, "width": 2}},
+    {"family": "compare", "judges": (RandomJudge(share=0.8),)},
+    {"family": "compare", "judges": (RandomJudge(share=0.8),), "compare": {"depth": 2, "width": 2}},
     {"family": "route"},
     {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
     {"family": "alternate"},

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError, field_validator
 from pydantic_core import PydanticCustomError
+from random_judge import RandomJudge
 from scripted import WordTokenizer
 
 from stepspec.engines.protocol import Probe, Verification
@@ -217,10 +218,10 @@ def test_judges_that_need_no_pass_cause_none() -> None:
 
 def test_a_random_judge_accepts_its_share_and_repeats_itself() -> None:
     steps = [f"Step {number}." for number in range(400)]
-    first, second = ([ask(judge("random", share=0.3), step=step).accepted for step in steps] for _ in range(2))
+    first, second = ([ask(RandomJudge(share=0.3), step=step).accepted for step in steps] for _ in range(2))
     assert first == second
     assert 90 <= sum(first) <= 150
-    assert first != [ask(judge("random", share=0.3, seed=1), step=step).accepted for step in steps]
+    assert first != [ask(RandomJudge(share=0.3, seed=1), step=step).accepted for step in steps]
 
 
 class Failing(Judge):
@@ -360,8 +361,8 @@ def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:
 
 
 def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy() -> None:
-    assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
-    needed: dict[str, dict[str, object]] = {"random": {"share": 0.5}}
+    assert {"likelihood", "rating", "yes-no", "arithmetic", "always", "never"} <= {*shipped_judges()}
+    needed: dict[str, dict[str, object]] = {}
     needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
     found: set[str] = set()
     for family in ("score", "compare"):

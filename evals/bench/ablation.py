@@ -78,8 +78,6 @@ CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-max-overhead": lambda policy: policy.get("score", {}).pop("max_overhead", None),
     "no-drafter": _set("token", "drafter", "none"),
     "prompt-lookup": _set("token", "drafter", "prompt-lookup"),
-    "depth-auto": _set("score", "depth", "auto"),
-    "look-ahead": _set("score", "look_ahead", True),
     "cascade": _with_cascade,
     "no-cascade": _without_cascade,
 }

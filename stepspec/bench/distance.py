@@ -4,16 +4,14 @@ Every policy runs with both models in this process, and those that use the draft
 All of them take turns problem by problem, so that they share what the machine does.
 """
 
-import tomllib
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-import tomlkit
 from rich.table import Table
 
 from stepspec.api.fitting import fit_policy
@@ -23,7 +21,7 @@ from stepspec.base.extras import from_extra
 from stepspec.bench.delay import far
 from stepspec.bench.rows import unkept_rows
 from stepspec.bench.speed import UNKNOWN, cells_table, with_interval
-from stepspec.engines.protocol import Distant, Sampling
+from stepspec.engines.protocol import Distant
 from stepspec.errors import EngineError, UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
@@ -33,13 +31,10 @@ from stepspec.evaluation.running.policies import LoadedPolicy, can_serve
 from stepspec.evaluation.running.problems import ProblemSet
 from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.stats.ratios import ratio_of_sums
-from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Result
+from stepspec.loop.policy import load_policy
 
 POLICIES = (BASELINE, "token", "specreason", "stepspec", "lookahead")
 ROUND_TRIPS_MS = (0.0, 1.0, 5.0, 20.0)
-CHOSEN = "-auto"
-"""End of the name of a policy whose chains and look-ahead follow from measured times."""
 
 
 class AtDistance(Record):
@@ -56,8 +51,6 @@ class AtDistance(Record):
         correct: share of right answers.
         steps_accepted: share of judged steps that were accepted; None if none was judged.
         from_draft: share of the committed tokens that the draft's steps gave.
-        depth: mean length of the chain that would be next, over the requests; None if the policy has no chains.
-        ahead: share of requests at whose end the draft would look ahead; None as for `depth`.
     """
 
     policy: str
@@ -70,8 +63,6 @@ class AtDistance(Record):
     correct: float
     steps_accepted: float | None
     from_draft: float
-    depth: float | None
-    ahead: float | None
 
 
 class Distances(Conditions):
@@ -92,30 +83,6 @@ class Place:
     pair: Pair
     round_trip_ms: float | None = None
     measured_ms: float | None = None
-
-
-@dataclass
-class Watched:
-    """A session that notes after each request what would be chosen for the next chain."""
-
-    spec: StepSpec
-    depths: list[int] = field(default_factory=list[int])
-    aheads: list[bool] = field(default_factory=list[bool])
-
-    async def generate(
-        self, question: str, *, prompt: str = "bare", sampling: Sampling = Sampling(), max_tokens: int = 640
-    ) -> Result:
-        """Answer a question."""
-        result = await self.spec.generate(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
-        table, depth = self.spec.policy.score, self.spec.pace.depth
-        ahead = depth.looks_ahead() if table.look_ahead == "auto" else table.look_ahead
-        self.depths.append(depth.best(ahead=ahead) if table.depth == "auto" else table.depth)
-        self.aheads.append(ahead)
-        return result
-
-    async def forget(self) -> None:
-        """Clear what the engines cache."""
-        await self.spec.forget()
 
 
 @contextmanager
@@ -154,28 +121,15 @@ def places(pair: str | None, draft: str, round_trips_ms: Sequence[float]) -> Gen
 
 def policies_for(place: Place, names: Sequence[str]) -> Mapping[str, LoadedPolicy]:
     """Return the policies to run at a place by name: all that the pair supports, and only those that use the draft if
-    it is distant. Policies with chains then also run with their length and the look-ahead by measured times."""
+    it is distant."""
     found = {Path(name).stem: load_policy(name) for name in names}
     if place.round_trip_ms is not None:
         found = {name: loaded for name, loaded in found.items() if loaded[0].needs_draft}
-        found |= {f"{name}{CHOSEN}": by_times(text) for name, (policy, text) in found.items() if has_chains(policy)}
     return {
         name: (fit_policy(policy, place.pair)[0], text)
         for name, (policy, text) in found.items()
         if can_serve(policy, place.pair)
     }
-
-
-def has_chains(policy: Policy) -> bool:
-    """Return whether the draft may write several steps before the target judges them."""
-    return policy.family == "score" and policy.score.candidates == 1
-
-
-def by_times(text: str) -> LoadedPolicy:
-    """Return a policy with the length of its chains and the look-ahead chosen by measured times."""
-    policy = tomllib.loads(text)
-    policy["score"] = policy.get("score", {}) | {"depth": "auto", "look_ahead": "auto"}
-    return Policy.model_validate(policy), tomlkit.dumps(policy)
 
 
 async def distances(
@@ -202,23 +156,21 @@ async def distances(
             at[key], policies[key] = (name, place), loaded
     if all(place.round_trip_ms is None for _, place in at.values()):
         raise UsageError("No policy uses a distant draft. Choose one of steps, such as --policy specreason.")
-    systems = {key: Watched(StepSpec(policy=policies[key][0], pair=place.pair)) for key, (_, place) in at.items()}
+    systems = {key: StepSpec(policy=policies[key][0], pair=place.pair) for key, (_, place) in at.items()}
     rows: dict[str, list[ResultRow]] = {key: [] for key in policies}
     for row in await unkept_rows(benchmark, problems, policies, systems, settings, found[0].pair, on_row):
         rows[row.policy].append(row)
     baseline = {row.problem: row for row in rows[BASELINE]}
-    return [_compared(name, place, systems[key], rows[key], baseline) for key, (name, place) in at.items()]
+    return [_compared(name, place, rows[key], baseline) for key, (name, place) in at.items()]
 
 
-def _compared(
-    name: str, place: Place, watched: Watched, rows: Collection[ResultRow], baseline: Mapping[str, ResultRow]
-) -> AtDistance:
+def _compared(name: str, place: Place, rows: Collection[ResultRow], baseline: Mapping[str, ResultRow]) -> AtDistance:
     both = [(baseline[row.problem].wall_s, row.wall_s) for row in rows if row.problem in baseline]
     if not both:
         raise EngineError(f"No request was answered under {name}. The prompts may be too long for a model.")
     seconds = np.array(both)
     speedup, interval = ratio_of_sums(seconds[:, 0], seconds[:, 1], np.random.default_rng(0))
-    judged, chains = sum(row.steps_judged for row in rows), has_chains(watched.spec.policy)
+    judged = sum(row.steps_judged for row in rows)
     return AtDistance(
         policy=name,
         round_trip_ms=place.round_trip_ms,
@@ -230,8 +182,6 @@ def _compared(
         correct=fmean(row.status == "correct" for row in rows),
         steps_accepted=sum(row.steps_accepted for row in rows) / judged if judged else None,
         from_draft=sum(row.tokens.accepted for row in rows) / sum(row.tokens.committed for row in rows),
-        depth=fmean(watched.depths) if chains else None,
-        ahead=fmean(watched.aheads) if chains else None,
     )
 
 
@@ -243,10 +193,7 @@ def engines_of(found: Sequence[Place]) -> dict[str, EngineRecord | None]:
     return {role: engine_record(model) for role, model in models.items()}
 
 
-HEADS = (
-    *("policy", "round trip", "measured", "seconds", "speedup", "correct", "steps accepted", "from the draft"),
-    *("chain", "looks ahead"),
-)
+HEADS = ("policy", "round trip", "measured", "seconds", "speedup", "correct", "steps accepted", "from the draft")
 
 
 def rows_of(found: Distances) -> list[list[str]]:
@@ -265,8 +212,6 @@ def _row(each: AtDistance) -> list[str]:
         f"{each.correct:.1%}",
         UNKNOWN if each.steps_accepted is None else f"{each.steps_accepted:.1%}",
         f"{each.from_draft:.0%}",
-        UNKNOWN if each.depth is None else f"{each.depth:.1f}",
-        UNKNOWN if each.ahead is None else f"{each.ahead:.0%}",
     ]
 
 

@@ -75,7 +75,11 @@ def policy_of(run: RunRecord, name: str) -> Policy:
         UsageError: the text of the policy is not one of this version.
     """
     try:
-        return Policy.model_validate(parse_toml(run.policies[name].text)).at(run.temperature)
+        table = parse_toml(run.policies[name].text)
+        score = table.get("score", {})
+        if score.pop("look_ahead", None) is not None or score.get("depth") == "auto":  # runs of 0.1
+            score["depth"] = 4
+        return Policy.model_validate(table).at(run.temperature)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 

@@ -20,7 +20,7 @@ HASH_VERSION = 1
 CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
 NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures", "fallbacks"})
 """Keys of a policy that say nothing about what it does, or belong to other temperatures or engines."""
-SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "look_ahead", "max_overhead"})}
+SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "max_overhead"})}
 """Keys of tables that say when a text is written, and not which text is accepted. A certificate has the last one."""
 
 

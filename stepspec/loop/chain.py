@@ -6,13 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from types import TracebackType
-from typing import Literal
 
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError, EngineError
-from stepspec.loop.depth import Depth
-from stepspec.loop.ledger import ahead
 from stepspec.loop.request import Judged, Request
 from stepspec.loop.step import Proposal, StepJudged, StepProposed
 
@@ -132,70 +128,47 @@ class Proposing:
     Attributes:
         depth: most steps of a chain.
         answer: whether the draft goes on with the answer after a step that ends the thinking.
-        ahead: whether it writes the next chain while the target judges one; "auto" if that is decided for each chain.
-        rereads: whether the target reads the whole text again to check an answer of the draft.
+            rereads: whether the target reads the whole text again to check an answer of the draft.
     """
 
-    depth: Depth = 1
+    depth: int = 1
     answer: bool = False
-    ahead: bool | Literal["auto"] = False
     rereads: bool = False
 
-    def now(self, request: Request) -> "Proposing":
-        """Return what the draft may propose next, by the times that were measured."""
-        return self if self.ahead != "auto" else replace(self, ahead=request.pace.depth.tries_ahead())
-
     @classmethod
-    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool | Literal["auto"]) -> "Proposing":
+    def fitted(cls, request: Request, depth: int, *, answer: bool) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
         read the whole text again for its choices alone is asked for them only to check an answer."""
         if request.judged_steps is not None:
             return cls()
-        ahead = ahead if ahead != "auto" or request.is_apart else False  # else both would take the same processor
         abilities, scores = request.target.abilities, request.policy.needs_scores
         if "choices" not in abilities:
-            return cls(ahead=ahead)
+            return cls()
         if scores or "cached scores" in abilities:
-            return cls(depth, answer, ahead)
-        return cls(answer=answer, ahead=ahead, rereads=True)
+            return cls(depth, answer)
+        return cls(answer=answer, rereads=True)
 
 
 class Front:
-    """Where the draft writes on: after the text, and steps that are not committed yet.
+    """Where the draft writes on: after the text, and steps that are not committed yet."""
 
-    The first of these steps may be committed meanwhile.
-    """
-
-    def __init__(self, request: Request, last: Chain | None = None) -> None:
-        """`last`: a chain after the text, if the draft writes on after it."""
-        self._transcript, self._start = request.transcript, len(request.transcript.buffer)
-        self._ids: list[int] = []
+    def __init__(self, request: Request) -> None:
+        self.uncommitted: list[int] = []
+        """The ids that are not committed yet."""
         self.num_steps = len(request.transcript.steps)
         """Number of steps before it, committed or not."""
         self.text = request.transcript.last_text
         """Text of the step before it."""
         self.follows = False
         """Whether there is a step before it that was not committed."""
-        for step in last.steps if last else ():
-            self.add(step)
 
     def add(self, step: Proposal) -> None:
         """Move on after a step of the draft."""
-        self._ids.extend(step.ids)
+        self.uncommitted.extend(step.ids)
         self.num_steps, self.text, self.follows = self.num_steps + 1, step.text, True
 
-    @property
-    def uncommitted(self) -> list[int]:
-        """The ids that are not committed yet."""
-        return self._ids[len(self._transcript.buffer) - self._start :]
 
-    @property
-    def is_committed(self) -> bool:
-        """Whether the text has all of them and nothing after them."""
-        return len(self._transcript.buffer) == self._start + len(self._ids)
-
-
-async def propose_chain(request: Request, table: Proposing, front: Front) -> Chain:
+async def propose_chain(request: Request, table: Proposing) -> Chain:
     """Return steps of the draft, each after the last one. Empty if the draft failed or was too slow; the target then
     continues alone.
 
@@ -205,12 +178,10 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     Args:
         request: the request.
         table: what the draft may propose.
-        front: where the draft writes on; it moves along.
     """
-    started = time.perf_counter()
+    started, front = time.perf_counter(), Front(request)
     request.pace.tries(request)
-    most = request.pace.depth.best(ahead=table.ahead is True) if table.depth == "auto" else table.depth
-    most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
+    most = 1 if request.transcript.open_ids else table.depth  # the rest of a step has less room than a whole one
     chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
     try:
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
@@ -221,11 +192,11 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
             if front.follows and not request.target_has(proposal.ids):
                 request.ledger.abandoned(len(proposal.ids))
                 break
-            request.pace.depth.drafted(len(proposal.ids), proposal.seconds)
+            request.pace.costs.drafted(len(proposal.ids), proposal.seconds)
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
-        asks = not (table.ahead or table.rereads) and (not request.draft_is_far or request.pace.depth.asks_for_end())
+        asks = not table.rereads and (not request.draft_is_far or request.pace.costs.asks_for_end())
         if table.answer and chain and goes_on and asks:
             tag = await _draft_tag(request, front.uncommitted)
             if tag is not None:
@@ -233,7 +204,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
                 chain.append(tag)
                 front.add(tag)
         ends = bool(chain) and request.tags is not None and chain[-1].tag == request.tags.end
-        request.pace.depth.proposed(ends=ends)
+        request.pace.costs.proposed(ends=ends)
         if table.answer and ends and _may_answer(request, front.uncommitted):
             num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
             if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
@@ -279,90 +250,11 @@ async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) 
         del ids[num_kept:]
 
 
-class NextChain:
-    """The chain that the draft writes while the target judges the one before it."""
-
-    def __init__(self, request: Request, table: Proposing, last: Chain) -> None:
-        self._request, self._last = request, Front(request, last)
-        self._task = asyncio.create_task(ahead(propose_chain, request, table, Front(request, last)))
-
-    async def take(self) -> Chain | None:
-        """Wait for the chain and return it. None if the text has gone on otherwise; then it is dropped."""
-        if not self._last.is_committed:
-            await self.drop()
-            return None
-        since = time.perf_counter()
-        with self._request.ledger.waiting("draft"):
-            chain = await self._task
-        return replace(chain, seconds=time.perf_counter() - since)
-
-    async def drop(self) -> None:
-        """Stop the draft, and count what it has written in vain."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            chain = self._task.result()
-            self._request.ledger.abandoned(len(chain.ids) + len(chain.answer))
-
-
-class Chains:
-    """The chains of one request. On exit, what the draft writes ahead is dropped and counted."""
-
-    def __init__(self, request: Request, table: Proposing) -> None:
-        self._request, self._table = request, table
-        self._next: NextChain | None = None
-        self._ahead: bool | None = None  # whether the last chain looked ahead
-
-    async def __aenter__(self) -> "Chains":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.drop_ahead()
-
-    async def judged(self) -> AsyncGenerator[Judged, None]:
-        """Let the draft propose a chain, and yield its steps as they are judged; see `judge_chain`."""
-        table = self._table.now(self._request)
-        chain = await self._take(table)
-        goes_on = chain.goes_on and not self._request.transcript.open_ids  # else the rest of a step has its own limits
-        if table.ahead and goes_on and self._request.room_after(chain.ids):
-            self._next = NextChain(self._request, table, chain)
-        num_accepted = 0
-        before, self._ahead = self._ahead, table.ahead is True
-        # After a change, the draft has written this chain the other way.
-        timed = self._ahead if before == self._ahead else None
-        async for judged in judge_chain(self._request, chain, timed):
-            num_accepted += judged.accepted
-            if not judged.accepted:
-                await self.drop_ahead()
-            yield judged
-        if num_accepted < len(chain.steps):
-            await self.drop_ahead()
-
-    async def _take(self, table: Proposing) -> Chain:
-        following, self._next = self._next, None
-        chain = None if following is None else await following.take()
-        if chain is not None:
-            return chain
-        if table.ahead:
-            self._request.read_ahead()
-        return await propose_chain(self._request, table, Front(self._request))
-
-    async def drop_ahead(self) -> None:
-        """Stop what the draft writes ahead, and count it."""
-        if self._next is not None:
-            await self._next.drop()
-            self._next = None  # only now, as this may be cancelled
-
-
-async def judge_chain(request: Request, chain: Chain, ahead: bool | None) -> AsyncGenerator[Judged, None]:
+async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, None]:
     """Yield the steps of a chain as they are judged. The caller commits each of them before it takes the next one.
 
     It ends after a rejected step, at the end of the thinking, and at a step that the target cannot read before the
     deadline; see `judge`. Of an answer after the thinking, the target's own beginning is committed.
-
-    `ahead`: whether its time is that of chains with or without look-ahead; None if it is of neither kind.
     """
     shared = SharedPass(chain, request.read) if len(chain.steps) > 1 or chain.answer else None
     seconds, accepted, number, judged = chain.seconds, request.ledger.num_accepted, 0, None
@@ -373,7 +265,6 @@ async def judge_chain(request: Request, chain: Chain, ahead: bool | None) -> Asy
         if judged is not None:
             judged = replace(judged, next_id=chain.next_id(number))
             seconds += judged.seconds
-            request.pace.depth.decided(accepted=judged.accepted)
             request.ledger.add(steps_judged=judged.by_judges)
             request.emit([StepJudged(len(request.transcript.steps), judged.accepted, judged.verdict.scores)])
             yield judged
@@ -390,10 +281,7 @@ async def judge_chain(request: Request, chain: Chain, ahead: bool | None) -> Asy
     if chain.answer_s is not None and judged is not None:
         read_s = judged.seconds if shared and shared.was_made else 0.0
         request.pace.reread(num_kept, chain.answer_s + read_s)
-    num_committed, chain_s = request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s)
-    request.pace.ended(num_committed, chain_s, request)
-    if ahead is not None:
-        request.pace.depth.took(num_committed, chain_s, ahead=ahead)
+    request.pace.ended(request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s), request)
     request.prompt_s = 0.0  # the target alone would have read the prompt too
 
 

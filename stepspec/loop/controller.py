@@ -56,7 +56,6 @@ async def _work(request: Request) -> None:
             committed += request.answer.text if request.tags is not None else request.transcript.open_text
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
-            await request.stop_reading()
             request.tell_committed()
         request.emit(request.answer.finish(cut=not request.transcript.ended))
         _check_json(request)

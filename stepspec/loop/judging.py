@@ -29,7 +29,7 @@ from stepspec.loop.step import Proposal, Step, Verdict
 Decision = Literal["accept", "reject", "undecided"]
 GROUP = "stepspec.judges"
 """Entry point group in which an installed package names its judges."""
-REMOVED = {"numbers": "arithmetic", "learned": "likelihood"}
+REMOVED = {"numbers": "arithmetic", "learned": "likelihood", "random": "always"}
 """What to use instead of judges of earlier versions."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from statistics import median_low
 
-from stepspec.loop.depth import ChainDepth, Mean
+from stepspec.loop.costs import ChainCosts, Mean
 from stepspec.loop.load import LoadChoice
 from stepspec.loop.step import NotProposed
 
@@ -150,7 +150,7 @@ class StepPace:
         clock: returns the time in seconds.
 
     Attributes:
-        depth: chooses the length of chains.
+        costs: what chains cost.
         load: chooses whether the requests of the session speculate.
         why: why the latest request that asked should not speculate.
     """
@@ -163,14 +163,14 @@ class StepPace:
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock = clock
         self._begun: dict[Hashable, float] = {}  # when chains that run or may now begin did so, by request
-        self.depth, self.load = ChainDepth(), LoadChoice()
+        self.costs, self.load = ChainCosts(), LoadChoice()
         self._target = TargetSpeed(self.load)
         self.why: NotProposed = "max_overhead"
         self.forget()
 
     def forget(self) -> None:
         """Drop what was learned from texts, such as the share of accepted steps. The costs are preserved."""
-        self.depth.forget()
+        self.costs.forget()
         self._saved_s, self._num_rested, self._rest = Mean(), 0, 1  # of answers that a text was read again for
 
     @contextmanager
@@ -290,7 +290,7 @@ class StepPace:
             return self.load.speculates(request)
         if self.pauses:
             speculates, self.why = False, "max_overhead"
-        elif not self.depth.step_tokens.weight:
+        elif not self.costs.step_tokens.weight:
             speculates, self.why = not self._begun, "another request tries the draft"
         elif self._target.controls(request):
             speculates, self.why = False, "measuring the target"
@@ -316,7 +316,7 @@ class StepPace:
     def continues(self, num_tokens: int) -> bool:
         """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by
         the times of both models."""
-        return not self._target.is_known or self.depth.continues(max(1, num_tokens), self._target.token_s)
+        return not self._target.is_known or self.costs.continues(max(1, num_tokens), self._target.token_s)
 
     def patience_s(self, num_unread: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
@@ -325,7 +325,7 @@ class StepPace:
         Args:
             num_unread: tokens that it reads first.
         """
-        step_tokens = self.depth.step_tokens
+        step_tokens = self.costs.step_tokens
         if self._max_overhead is None or not (self._target.is_known and step_tokens.weight):
             return None  # the first step may take what it takes, and what it took then counts
         num_tokens = step_tokens.value + num_unread / READ_TOKENS

@@ -161,8 +161,6 @@ class Request:
         self.limits = Limits(self.demands, self.ledger, self.transcript)
         self.draft_is_far = isinstance(self.draft, Distant)
         """Whether the draft is on a server, so that each call of it takes a round trip."""
-        self.is_apart = self.draft_is_far or isinstance(self.target, Distant)
-        """Whether one model is on a server, so that both can work at the same time."""
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
         self.events_read = asyncio.Event()
         self._origin: Origin = "target"  # of the open step
@@ -183,7 +181,6 @@ class Request:
         """At how many steps each judge failed."""
         self._writing_since: int | None = None
         self._proposed = False
-        self._prompt_read: asyncio.Task[Verification | None] | None = None
 
     @property
     def num_written(self) -> int:
@@ -214,10 +211,8 @@ class Request:
 
     # Speculating
 
-    async def speculates(self, drop_ahead: Callable[[], Awaitable[None]] | None = None) -> bool:
+    async def speculates(self) -> bool:
         """Whether the next step may be speculated on. The target first writes the steps that the policy leaves to it.
-
-        `drop_ahead` stops what the draft writes ahead, before the target writes in place of it.
 
         False once the thinking or the budget has ended, the draft is missing, too much was wasted, or a tool call has
         begun, which only the target writes. False too if the policy is exact and the target cannot say what it would
@@ -240,8 +235,6 @@ class Request:
                 return True
             else:
                 self.not_proposed = self.pace.why
-                if drop_ahead is not None:
-                    await drop_ahead()
                 await self.complete_step()  # which may open a tool call
                 if not self.only_target:
                     await self.write_on()
@@ -315,7 +308,7 @@ class Request:
             self.ledger.abandoned(0 if proposal else len(ids))
         if proposal is None:
             if ids:  # else only short steps would count, and a long one never be waited for
-                self.pace.depth.step_tokens.note(len(ids))
+                self.pace.costs.step_tokens.note(len(ids))
             return None
         self._proposed = True
         self.spans.drafted(since, index, len(proposal.ids))
@@ -546,58 +539,18 @@ class Request:
         call = Verify(self.transcript.buffer, ids, probes, scores, sampling)
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
-                asked = time.perf_counter()
-                await self._prompt_is_read()
                 reads_prompt, since = self.ledger.cached is None, time.perf_counter()
-                self.prompt_s += since - asked
                 verification = await self.target.verify(call)
         seconds = time.perf_counter() - since
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
-        self.pace.depth.read(max(1, num_read), seconds)
+        self.pace.costs.read(max(1, num_read), seconds)
         if reads_prompt:
-            self.prompt_s += max(0.0, seconds - self.pace.depth.pass_s(len(ids) + num_asked))
+            self.prompt_s += max(0.0, seconds - self.pace.costs.pass_s(len(ids) + num_asked))
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
         return verification
-
-    def read_ahead(self) -> None:
-        """Let the target read the prompt while the draft writes."""
-        if self.ledger.cached is None and self._prompt_read is None:
-            self._prompt_read = asyncio.create_task(ahead(self._read_prompt))
-
-    async def _read_prompt(self) -> Verification | None:
-        """Return the target's pass over the prompt. None if it failed, which shows in its next call."""
-        with self.ledger.time("judge"), suppress(EngineError, ContextError):
-            return await self.target.verify(Verify(self.transcript.buffer, (), scores=False))
-        return None
-
-    async def _prompt_is_read(self) -> None:
-        """Wait until the target has read the prompt, if it does that ahead."""
-        task, self._prompt_read = self._prompt_read, None
-        if task is None:
-            return
-        try:
-            found = await task
-            if found is not None:
-                self.ledger.found_cached(found.cached)
-                self.ledger.add(target_passes=found.passes)
-        finally:
-            task.cancel()
-
-    async def _wait_for_prompt(self, writer: Literal["draft", "target"]) -> None:
-        """Wait until the target has read the prompt, or until the deadline."""
-        if self._prompt_read is not None:
-            with self.ledger.waiting(writer), suppress(TimeoutError):
-                async with asyncio.timeout_at(self.limits.deadline):
-                    await self._prompt_is_read()
-
-    async def stop_reading(self) -> None:
-        """Stop what `read_ahead` has begun."""
-        if self._prompt_read is not None:
-            self._prompt_read.cancel()
-            await asyncio.wait([self._prompt_read])
 
     # Committing
 
@@ -777,10 +730,7 @@ class Request:
             self._record(judged, num_salvaged)
             return
         waited_s = await self._write_step("regenerated", hint)
-        write_s = time.perf_counter() - since - waited_s
-        if not waited_s:
-            self.pace.depth.replaced(write_s)
-        self._record(judged, num_salvaged, write_s)
+        self._record(judged, num_salvaged, time.perf_counter() - since - waited_s)
         self._close_step(judged.verdict)
 
     def _record(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:
@@ -857,7 +807,6 @@ class Request:
             return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
@@ -951,7 +900,6 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
-        await self._wait_for_prompt(writer)
         self._writing_since, self._proposed = time.time_ns(), False
         watch = self._writing_watch(control=self.transcript.thinking)
         async with aclosing(punctual((draft or self.target).generate(call), self.limits.deadline)) as chunks:

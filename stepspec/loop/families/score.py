@@ -1,12 +1,11 @@
 """The draft proposes steps, and judges decide about each of them."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from stepspec.base.file_model import number_or_auto
-from stepspec.loop.chain import Chains, Proposing
-from stepspec.loop.depth import MAX_DEPTH, Depth
+from stepspec.loop.chain import Proposing, judge_chain, propose_chain
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.request import Request
 
@@ -17,15 +16,11 @@ class ScoreTable(FamilyTable):
     judged: ClassVar[bool] = True
     reads_steps: ClassVar[bool] = True
 
-    depth: Depth = 1
-    """Draft steps that one pass of the target judges, each after the last one. `auto` chooses from measured acceptance
-    and costs."""
+    depth: int = Field(default=1, ge=1, le=4)
+    """Draft steps that one pass of the target judges, each after the last one."""
     draft_answer: bool = False
     """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
     written itself."""
-    look_ahead: bool | Literal["auto"] = False
-    """Whether the draft writes the next steps while the target judges, and the target reads the prompt while the draft
-    writes the first ones. `auto` does so where a model is on a server and that is faster by measured times."""
     max_overhead: float | None = Field(default=None, ge=0)
     """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
     it, the target writes until the draft may try again; so it does under load, where speculation was measured to give
@@ -34,23 +29,20 @@ class ScoreTable(FamilyTable):
     """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
     highest score of the first judge that can accept is kept."""
 
-    @field_validator("depth", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _number_or_auto(cls, value: object) -> object:
-        return number_or_auto(value, MAX_DEPTH)
-
-    @field_validator("look_ahead", mode="before")
-    @classmethod
-    def _switch_or_auto(cls, value: object) -> object:
-        if isinstance(value, bool) or value == "auto":
-            return value
-        raise ValueError('it must be true, false or "auto"')
+    def _removed(cls, table: object) -> object:
+        if isinstance(table, Mapping) and "look_ahead" in table:
+            raise ValueError("look_ahead was removed in 0.2.0; remove it, or use the policy 'lookahead'")
+        if isinstance(table, Mapping) and cast("Mapping[str, object]", table).get("depth") == "auto":
+            raise ValueError('depth = "auto" was removed in 0.2.0; write a number from 1 to 4')
+        return cast("object", table)
 
     @model_validator(mode="after")
     def _chains_of_one_candidate(self) -> "ScoreTable":
         if self.depth != 1 and self.candidates > 1:
             raise ValueError("depth and candidates cannot both be above 1")
-        for name in ("draft_answer", "look_ahead", "max_overhead"):
+        for name in ("draft_answer", "max_overhead"):
             if getattr(self, name) and self.candidates > 1:
                 raise ValueError(f"{name} is for one candidate a step")
         return self
@@ -58,7 +50,7 @@ class ScoreTable(FamilyTable):
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return max(self.candidates, (1 + bool(self.look_ahead)) * (MAX_DEPTH if self.depth == "auto" else self.depth))
+        return max(self.candidates, self.depth)
 
 
 async def score(request: Request, table: ScoreTable) -> None:
@@ -71,15 +63,17 @@ async def score(request: Request, table: ScoreTable) -> None:
     speculation, only the target ends the thinking, and it writes the answer.
     """
     works = True
-    proposing = Proposing.fitted(request, table.depth, answer=table.draft_answer, ahead=table.look_ahead)
-    async with Chains(request, proposing) as chains:
-        while works and await request.speculates(chains.drop_ahead):
-            works = False
-            several = table.candidates > 1
-            async for step in request.judge(await request.propose(table.candidates)) if several else chains.judged():
-                works = True
-                if step.accepted:
-                    request.accept(step)
-                else:
-                    await request.replace(step)
+    proposing = Proposing.fitted(request, table.depth, answer=table.draft_answer)
+    while works and await request.speculates():
+        works = False
+        if table.candidates > 1:
+            judged = request.judge(await request.propose(table.candidates))
+        else:
+            judged = judge_chain(request, await propose_chain(request, proposing))
+        async for step in judged:
+            works = True
+            if step.accepted:
+                request.accept(step)
+            else:
+                await request.replace(step)
     await request.complete_step()

@@ -1,4 +1,4 @@
-"""The random judge: a coin, which a useful judge must beat at the same acceptance (arXiv:2506.19830, table 2)."""
+"""A coin as a judge: tests need steps that are accepted and rejected whatever they say."""
 
 import random
 from typing import ClassVar, Literal
@@ -14,7 +14,7 @@ class RandomJudge(Judge):
     asks_target: ClassVar[bool] = False
     families = ("score", "compare")
 
-    kind: Literal["random"]
+    kind: Literal["random"] = "random"
     """Selects this judge."""
     share: float = Field(ge=0, le=1)
     """The probability with which a step is accepted."""

@@ -566,7 +566,7 @@ async def test_a_caller_that_reads_slowly_says_nothing_about_the_models(monkeypa
         noted.append(values[-1])
 
     pace = stage.request.pace
-    for place, name in ((pace, "wrote"), (pace, "regenerated"), (pace.depth, "replaced")):
+    for place, name in ((pace, "wrote"), (pace, "regenerated")):
         monkeypatch.setattr(place, name, note)
     async with aclosing(stage.events()) as events:
         async for _ in events:

@@ -24,7 +24,7 @@ def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int) -
     with far(f"http://127.0.0.1:{draft_port}/v1", WAY_S) as address:
         pair = load_pair(f"torch:{WEIGHTS / 'target'}", address, notes=False)
         try:
-            costs = asyncio.run(load_costs(pair, [TEXT, TEXT[::-1]], 1))
+            costs = asyncio.run(load_costs(pair, [TEXT, TEXT[::-1]], 1, widths=(1,)))
         finally:
             close_now(pair)
     assert not isinstance(pair.target, Distant)

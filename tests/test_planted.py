@@ -67,9 +67,7 @@ def make_row(problem: int, policy: str, repeat: int, right: bool, wall_s: float)
     )
 
 
-def simulated(
-    differences: dict[str, Difference], n: int, num_runs: int, num_repeats: int = 1
-) -> list[Summary]:
+def simulated(differences: dict[str, Difference], n: int, num_runs: int, num_repeats: int = 1) -> list[Summary]:
     """Return summaries of runs that differ from each other only by chance."""
     run = make_run(make_problems(n), ["target", *differences], num_repeats=num_repeats)
     rng = np.random.default_rng(20261122)

@@ -131,9 +131,12 @@ def test_policies_that_lose_more_than_a_point_rarely_pass_as_matched(num_runs: i
     assert share(passed) <= most
 
 
-def test_a_policy_that_loses_nothing_passes_as_matched_once_there_are_enough_problems() -> None:
+@pytest.mark.parametrize(("num_few", "num_many"), [(10, 3), pytest.param(30, 8, marks=pytest.mark.soak)])
+def test_a_policy_that_loses_nothing_passes_as_matched_once_there_are_enough_problems(
+    num_few: int, num_many: int
+) -> None:
     differences = {"harmless": Difference(lost=0.002, gained=0.002, speedup=2.0)}
-    few, many = simulated(differences, 60, 30), simulated(differences, 1500, 8)
+    few, many = simulated(differences, 60, num_few), simulated(differences, 1500, num_many)
     assert share([each.matched is not None and each.matched.policy == "harmless" for each in few]) <= 0.1
     assert share([each.matched is not None and each.matched.policy == "harmless" for each in many]) >= 0.8
 

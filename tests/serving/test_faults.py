@@ -132,7 +132,7 @@ async def assert_right(
 @pytest.mark.parametrize(
     ("policy", "target_share", "draft_share", "num_requests"),
     [
-        ("engine", 0.4, 0.0, 20),
+        ("engine", 0.4, 0.0, 30),
         (STEADY, 0.06, 0.2, 10),
         pytest.param("engine", 0.4, 0.0, 200, marks=pytest.mark.soak),
         pytest.param(STEADY, 0.06, 0.2, 200, marks=pytest.mark.soak),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import stepspec
 
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.ablation import main as ablation_main
@@ -35,8 +36,7 @@ SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--token
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepspec", "bench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return stepspec("bench", *arguments)
 
 
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: 
 def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     """Nothing of a draft that never answers is in the text. Times of so few problems show nothing."""
     file, of_drafts = tmp_path / "overhead.json", ("--kind", "random", "--kind", "stalling")
-    done = bench("overhead", *of_drafts, "--limit", "3", "--concurrency", "2", "--json", file)
+    done = bench("overhead", *of_drafts, "--limit", "2", "--concurrency", "2", "--json", file)
     assert done.returncode in (0, 1), done.stderr
     found = Overheads.model_validate_json(file.read_bytes())
     assert done.returncode == (not found.holds)
@@ -178,7 +178,7 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
 
 def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
     file = tmp_path / "exact.json"
-    done = bench("exact", "--limit", "2", "--samples", "20", "--json", file)
+    done = bench("exact", "--limit", "1", "--samples", "10", "--json", file)
     assert done.returncode == 0, done.stdout + done.stderr
     found = Exactnesses.model_validate_json(file.read_bytes())
     assert [each.policy for each in found.results] == ["token", "exact", "exact on every step"]
@@ -190,7 +190,7 @@ def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
     assert not far.holds
     assert not near.model_copy(update={"parted": 4 * parted[:1]}).holds
     assert "every step" in done.stdout
-    assert "gsm-mini, 20 sampled texts under each policy; " in measured_block("exact", file)
+    assert "gsm-mini, 10 sampled texts under each policy; " in measured_block("exact", file)
 
 
 def test_samples_of_two_distributions_are_told_apart() -> None:
@@ -217,12 +217,7 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert not changed["no-hint"].token.hint
     names = ("target", "stepspec", tmp_path / "policies" / "no-hint.toml")
     policies = [part for name in names for part in ("--policy", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "stepspec", "eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = stepspec("eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert ablation_main(["compare", str(tmp_path / "run"), str(tmp_path / "found.json")]) == 0
     (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes

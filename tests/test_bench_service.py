@@ -398,7 +398,10 @@ def test_throughput_is_checked_against_the_target_and_against_one_request(
     assert Concurrency(**CONDITIONS, **about, results=[one, many]).holds == holds
 
 
-def test_the_command_writes_its_figures_and_ends_with_1_if_one_is_past_its_limit(tmp_path: Path) -> None:
+def test_the_command_writes_its_figures_and_ends_with_1_if_one_is_past_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepspec.bench.service.instant.TURNS", 20)
     file = tmp_path / "instant.json"
     arguments = ["bench", "service", "instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
     result = CliRunner().invoke(app, arguments)

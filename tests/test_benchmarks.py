@@ -442,19 +442,20 @@ PROGRAM = """
 import sys
 from stepspec.errors import UsageError
 from stepspec.evaluation.running import load_benchmark, load_problems
-try:
-    loaded = load_problems(load_benchmark(sys.argv[1])[1], None, 2)
-    print(len(loaded.problems), loaded.sha256)
-except UsageError as error:
-    print(error)
+for name in sys.argv[1:]:
+    try:
+        loaded = load_problems(load_benchmark(name)[1], None, 2)
+        print(len(loaded.problems), loaded.sha256)
+    except UsageError as error:
+        print(error)
 """
 
 
-def fetch(benchmark: str | Path, home: Path, **environment: str) -> str:
-    """Return the output of loading the benchmark's problems with the cache folder `home`."""
+def fetch(*benchmarks: str | Path, home: Path, **environment: str) -> str:
+    """Return what loading each benchmark's problems prints, with the cache folder `home`."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = inherited | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | environment
-    command = [sys.executable, "-c", PROGRAM, str(benchmark)]
+    command = [sys.executable, "-c", PROGRAM, *map(str, benchmarks)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -467,7 +468,7 @@ TO_DOWNLOAD = (
 
 
 def test_a_checkout_has_its_own_copy_of_gsm8k(tmp_path: Path) -> None:
-    output = fetch("gsm8k", tmp_path, HF_HUB_OFFLINE="1")
+    output = fetch("gsm8k", home=tmp_path, HF_HUB_OFFLINE="1")
     assert output == f"2 {load_benchmark('gsm8k')[1].data.sha256}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -478,7 +479,7 @@ def without_copy(tmp_path: Path) -> Path:
 
 
 def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
-    output = fetch(without_copy, tmp_path, HF_HUB_OFFLINE="1")
+    output = fetch(without_copy, home=tmp_path, HF_HUB_OFFLINE="1")
     assert output == (
         "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE disables downloads; "
         + TO_DOWNLOAD
@@ -486,7 +487,7 @@ def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_c
 
 
 def test_without_a_connection_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
-    output = fetch(without_copy, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    output = fetch(without_copy, home=tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert output.startswith("The data of GSM8K cannot be fetched: the download failed (")
     assert output.endswith(TO_DOWNLOAD)
     assert "\n" not in output
@@ -551,21 +552,24 @@ def test_a_file_of_the_hub_is_fetched_once_and_then_taken_from_the_cache(tmp_pat
     file = hub_benchmark(tmp_path / "mine.toml", sha256=hashlib.sha256(CONTENT).hexdigest())
     content = f"2 {content_hash(*((row['question'], row['answer']) for row in ROWS))}"
     with hub() as endpoint:
-        assert fetch(file, tmp_path / "home", HF_ENDPOINT=endpoint) == content
-    assert fetch(file, tmp_path / "home", HF_HUB_OFFLINE="1") == content
+        assert fetch(file, home=tmp_path / "home", HF_ENDPOINT=endpoint) == content
+    assert fetch(file, home=tmp_path / "home", HF_HUB_OFFLINE="1") == content
 
 
 def test_files_from_the_hub_are_checked(tmp_path: Path) -> None:
+    files = (
+        hub_benchmark(tmp_path / "a.toml", sha256="0" * 64),
+        hub_benchmark(tmp_path / "b.toml", content_sha256="0" * 64),
+        hub_benchmark(tmp_path / "c.toml", rows=4),
+        hub_benchmark(tmp_path / "d.toml", repository="someone/else"),
+        hub_benchmark(tmp_path / "e.toml", repository="some/gated"),
+    )
     with hub() as endpoint:
-        other = fetch(hub_benchmark(tmp_path / "a.toml", sha256="0" * 64), tmp_path, HF_ENDPOINT=endpoint)
-        content = fetch(hub_benchmark(tmp_path / "e.toml", content_sha256="0" * 64), tmp_path, HF_ENDPOINT=endpoint)
-        longer = fetch(hub_benchmark(tmp_path / "b.toml", rows=4), tmp_path, HF_ENDPOINT=endpoint)
-        absent = fetch(hub_benchmark(tmp_path / "c.toml", repository="someone/else"), tmp_path, HF_ENDPOINT=endpoint)
-        gated = fetch(hub_benchmark(tmp_path / "d.toml", repository="some/gated"), tmp_path, HF_ENDPOINT=endpoint)
+        outputs = fetch(*files, home=tmp_path, HF_ENDPOINT=endpoint).splitlines()
+    other, content, longer, absent, gated = outputs
     assert "does not match its pinned hash" in other
     assert "does not match the pinned hash" in content
     assert "has 3 rows instead of 4" in longer
     assert "the hub has no such file at this revision" in absent
     assert "the hub restricts access to it" in gated
-    outputs = (other, content, longer, absent, gated)
-    assert all(output.count("\n") == 0 and "--data FILE" in output for output in outputs)
+    assert all("--data FILE" in output for output in outputs), "one sentence each"

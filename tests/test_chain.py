@@ -699,7 +699,7 @@ def test_a_shared_pass_says_of_each_step_what_its_own_pass_does(pair: Pair) -> N
     asyncio.run(compare())
 
 
-def texts(pair: Pair, policy: Policy | str, temperature: float, count: int = 8) -> list[str]:
+def texts(pair: Pair, policy: Policy | str, temperature: float, count: int) -> list[str]:
     """Return the texts of some problems under a policy."""
 
     async def ask() -> list[str]:
@@ -718,9 +718,10 @@ def exact(**changes: Any) -> Policy:
     return Policy.model_validate(policy | {"score": {"depth": 4}, "token": {"drafter": "none"}} | changes)
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_exact_steps_give_the_target_s_own_text(pair: Pair, temperature: float) -> None:
-    assert texts(pair, exact(), temperature) == texts(pair, "target", temperature)
+def test_exact_steps_give_the_target_s_own_text(pair: Pair, temperature: float, count: int) -> None:
+    assert texts(pair, exact(), temperature, count) == texts(pair, "target", temperature, count)
 
 
 def test_a_chain_read_one_place_off_is_not_exact(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,6 +733,6 @@ def test_a_chain_read_one_place_off_is_not_exact(pair: Pair, monkeypatch: pytest
         assert found.choices is not None
         return replace(found, choices=(*found.choices[1:], found.next_choice))
 
-    own = texts(pair, "target", 0.0)
+    own = texts(pair, "target", 0.0, 2)
     monkeypatch.setattr(SharedPass, "read", off_by_one)
-    assert texts(pair, exact(), 0.0) != own
+    assert texts(pair, exact(), 0.0, 2) != own

@@ -1,4 +1,4 @@
-"""`run` and `eval` on the embedded pair, in separate processes: output, folders, interruption, bad input."""
+"""`run` and `eval` on the embedded pair: output, folders, bad input, and the interruption of processes."""
 
 import os
 import random
@@ -10,22 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import stepspec
 
 from stepspec.evaluation.records import ResultRow, RunRecord, Summary
 
 QUESTION = (
     "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
 )
+NUM_PROBLEMS = 3
 POLICIES = ["target", "token", "specreason", "steady"]
 NAMED = [part for name in ("specreason", str(Path(__file__).with_name("steady.toml"))) for part in ("--policy", name)]
 
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "stepspec", *map(str, arguments)]
-
-
-def stepspec(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def rows_of(folder: Path) -> list[ResultRow]:
@@ -57,7 +55,7 @@ def assert_same(rows: list[ResultRow], complete: list[ResultRow]) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", folder)
+    done = stepspec("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--output", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -65,11 +63,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_evaluation_leaves_a_complete_run_folder(undisturbed: Path):
     rows = rows_of(undisturbed)
     assert {row.policy for row in rows} == set(POLICIES)
-    assert len(rows) == len({row.key for row in rows}) == 5 * len(POLICIES)
+    assert len(rows) == len({row.key for row in rows}) == NUM_PROBLEMS * len(POLICIES)
     run = RunRecord.model_validate_json((undisturbed / "run.json").read_text(encoding="utf-8"))
     summary = Summary.model_validate_json((undisturbed / "summary.json").read_text(encoding="utf-8"))
     assert run.pair == summary.pair
-    assert summary.n == 5
+    assert summary.n == NUM_PROBLEMS
     assert set(summary.policies) == set(POLICIES)
     assert "specreason" in (undisturbed / "report.md").read_text(encoding="utf-8")
 
@@ -82,13 +80,13 @@ def test_token_level_speculation_writes_what_the_target_writes(undisturbed: Path
 
 def test_a_finished_run_is_resumed_without_running_anything_again(undisturbed: Path):
     before = (undisturbed / "rows.jsonl").read_bytes()
-    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", undisturbed)
+    done = stepspec("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--output", undisturbed)
     assert done.returncode == 0, done.stderr
     assert (undisturbed / "rows.jsonl").read_bytes() == before
 
 
 def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
-    refused = stepspec("eval", "gsm-mini", "--limit", "6", *NAMED, "--output", undisturbed)
+    refused = stepspec("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS + 1), *NAMED, "--output", undisturbed)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
 
@@ -113,7 +111,7 @@ def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> l
 
 
 def test_a_killed_evaluation_resumes_to_the_same_rows(undisturbed: Path, tmp_path: Path):
-    rows = killed_and_resumed(tmp_path / "killed", limit=5, num_kills=2, seed=0)
+    rows = killed_and_resumed(tmp_path / "killed", limit=NUM_PROBLEMS, num_kills=1, seed=0)
     assert_same(rows, rows_of(undisturbed))
     assert len(rows) == len(comparable(rows)) == len(rows_of(undisturbed))
 
@@ -147,7 +145,8 @@ def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_pat
 
 
 def test_concurrent_requests_give_the_same_texts_as_single_ones(undisturbed: Path, tmp_path: Path):
-    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--concurrency", "3", "--output", tmp_path / "c3")
+    arguments = ("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--concurrency", "3")
+    done = stepspec(*arguments, "--output", tmp_path / "c3")
     assert done.returncode == 0, done.stderr
     together, alone = rows_of(tmp_path / "c3"), rows_of(undisturbed)
     assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
@@ -191,7 +190,7 @@ def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
 
 def test_a_full_disk_keeps_the_finished_rows(undisturbed: Path, tmp_path: Path):
     """A limit on the file size stands in for a full disk: the system refuses the write in the same way."""
-    arguments = command("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", tmp_path / "run")
+    arguments = command("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--output", tmp_path / "run")
     script = f"ulimit -f 8; exec {' '.join(arguments)}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr

@@ -99,12 +99,11 @@ def check(folder: Path, seed: int) -> None:
     assert (summary.n, summary.policies["target"].accuracy) == (NUM_PROBLEMS, 1.0)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killing_parts_and_graders_loses_no_row_and_duplicates_none(tmp_path: Path, seed: int) -> None:
-    check(tmp_path, seed)
+def test_killing_parts_and_graders_loses_no_row_and_duplicates_none(tmp_path: Path) -> None:
+    check(tmp_path, 0)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 22))
+@pytest.mark.parametrize("seed", range(1, 22))
 def test_killing_parts_and_graders_twenty_times_over(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed)

@@ -1,8 +1,7 @@
-"""The documentation examples run on the embedded pair, started the way readers start them."""
+"""The documentation examples run on the embedded pair."""
 
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -28,11 +27,13 @@ def test_every_example_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_a_script_prints_what_its_readers_expect(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert re.search(PRINTED[name], process.stdout), process.stdout
+def test_a_script_prints_what_its_readers_expect(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(PRINTED[name], printed), printed
 
 
 def test_the_notebook_runs_and_is_committed_without_outputs(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+from functools import cache
+from itertools import islice
 
 import pytest
 import torch
@@ -21,20 +23,30 @@ def model_folder(request: pytest.FixtureRequest):
     return WEIGHTS / request.param
 
 
+@cache
+def load_model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 @torch.inference_mode()
 def answers_of(
     folder, num_problems: int, wording: str = "{question}", system: str | None = None
 ) -> list[tuple[int, str]]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    answers = []
-    for problem, _ in zip(load_split("test"), range(num_problems), strict=False):
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": wording.format(question=problem.question)})
-        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
-        output = model.generate(**inputs, max_new_tokens=500, do_sample=False)
-        answers.append((problem.answer, tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])))
-    return answers
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    problems = list(islice(load_split("test"), num_problems))
+    conversations = [
+        [
+            *([{"role": "system", "content": system}] if system else []),
+            {"role": "user", "content": wording.format(question=problem.question)},
+        ]
+        for problem in problems
+    ]
+    inputs = tokenizer.apply_chat_template(
+        conversations, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
+    )
+    output = load_model(folder).generate(**inputs, max_new_tokens=300, do_sample=False)
+    texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
+    return [(problem.answer, text) for problem, text in zip(problems, texts, strict=True)]
 
 
 @pytest.mark.parametrize("system", [None, SYSTEM_TURNS[0]], ids=["no system turn", "a system turn"])

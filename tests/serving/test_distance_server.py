@@ -20,11 +20,12 @@ TEXT = "Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does 
 
 
 @needs_vllm
-def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int) -> None:
+def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.evaluation.advise.measuring.TURNS", 3)
     with far(f"http://127.0.0.1:{draft_port}/v1", WAY_S) as address:
         pair = load_pair(f"torch:{WEIGHTS / 'target'}", address, notes=False)
         try:
-            costs = asyncio.run(load_costs(pair, [TEXT, TEXT[::-1]], 1))
+            costs = asyncio.run(load_costs(pair, [TEXT, TEXT[::-1]], 1, widths=(1,)))
         finally:
             close_now(pair)
     assert not isinstance(pair.target, Distant)

@@ -28,9 +28,9 @@ from stepspec.mini import WEIGHTS
 pytestmark = [pytest.mark.anyio, needs_vllm]
 
 ROUNDING = 2e-3
-NUM_TEXTS = 5
+NUM_TEXTS = 3
 INSIDE = Path(__file__).with_name("inside_vllm.py")
-DELIMITERS, MAX_TOKENS = ("\n\n",), 60
+DELIMITERS, MAX_TOKENS = ("\n\n",), 40
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.soak
 @needs_vllm
 async def test_rewards_of_a_vllm_server_are_those_of_the_torch_engine(tmp_path: Path) -> None:
     folder = judge_folders(tmp_path)["reward"]
@@ -85,6 +86,28 @@ def rewards(data: Any) -> Callable[[Call], Any]:
 
 
 Server = Callable[..., str]
+
+
+async def test_rewards_of_a_server_are_those_of_the_torch_engine(server: Server, tmp_path: Path) -> None:
+    """The server runs the torch engine's model. `make soak` asks a real vLLM."""
+    own = TorchJudge.load(str(judge_folders(tmp_path)["reward"]))
+
+    def script(call: Call) -> Any:
+        return (
+            rewards([own._reward(tuple(call.fields["input"]), None)])(call) if call.path.endswith("/pooling") else None
+        )
+
+    address = server(script)
+    served = RemoteJudge.load(address)
+    assert served.abilities == {"reward"}
+    for count in (1, 2, 3, 1):
+        expected = await own.reward(QUESTION, STEPS[:count])
+        assert await served.reward(QUESTION, STEPS[:count]) == pytest.approx(expected, abs=1e-4)
+    await served.aclose()
+    async with StepSpec(policy="rsd", judges={"reward": address}) as spec:
+        result = await spec.generate(QUESTION, max_tokens=100)
+    assert result.steps[0].scores["reward"] is not None
+    await own.aclose()
 
 
 async def test_embeddings_have_length_one_and_the_order_of_their_texts(server: Server) -> None:

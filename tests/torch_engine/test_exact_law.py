@@ -1,7 +1,10 @@
 """Text from speculative sampling has the target's joint distribution, and the tests would detect a bias."""
 
+from itertools import product
+
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
 from tiny_models import llama_config, make_model, make_network, noisy_copy
 from torch import Tensor
@@ -18,6 +21,7 @@ from stepspec.engines.torch_engine.sampling import acceptance, residual
 
 PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that lookup drafters find likely drafts
 NUM_TEXTS = 6000
+DRAFTERS = ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"]
 SAMPLINGS = [
     Sampling(1.0),
     Sampling(0.7, top_p=0.85),
@@ -53,8 +57,17 @@ def make_drafter(name: str, model: CausalModel, draft: PreTrainedModel) -> Draft
     return PromptLookup(model.device) if name == "prompt-lookup" else Suffix(model.device)
 
 
-@pytest.mark.parametrize("name", ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def sampled_by_drafters() -> list[ParameterSet]:
+    """Return each drafter with each way to sample. `make test` runs all ways with one drafter, and all drafters with
+    one way."""
+    quick = {*product(["early-exit"], SAMPLINGS), *product(DRAFTERS, SAMPLINGS[:1])}
+    return [
+        pytest.param(*each, id=f"{each[0]}-{each[1]}", marks=[] if each in quick else [pytest.mark.soak])
+        for each in product(DRAFTERS, SAMPLINGS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "sampling"), sampled_by_drafters())
 def test_tokens_from_speculation_have_the_targets_joint_distribution(
     target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling
 ) -> None:

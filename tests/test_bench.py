@@ -14,16 +14,16 @@ import pytest
 
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.ablation import main as ablation_main
+from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
+from evals.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
 from evals.bench.loads import Loads, loads_block
 from evals.bench.loads import main as loads_main
+from evals.bench.overhead import Overheads
 from evals.bench.plots import speed_by_context
+from evals.bench.published import PublishedProcedure
+from evals.bench.same_texts import ask, compare, same_texts_block
 from stepspec.api.loading import load_pair
-from stepspec.bench.conversation import Conversations, at_context
-from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
-from stepspec.bench.overhead import Overheads
-from stepspec.bench.published import PublishedProcedure
-from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.cli import main
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Usage

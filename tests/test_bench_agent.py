@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepspec.bench.agent import HEADS, Agents, Reply, compare, in_words, model_for, rows_of, run_task
-from stepspec.bench.agent_tasks import KINDS, Call, Task, Turn, make_tasks
+from evals.bench.agent import HEADS, Agents, Reply, compare, in_words, model_for, rows_of, run_task
+from evals.bench.agent_tasks import KINDS, Call, Task, Turn, make_tasks
+from evals.bench.benching_agent import POLICIES
 from stepspec.cli import app
-from stepspec.cli.benching_agent import POLICIES
 from stepspec.errors import UsageError
 
 Change = Callable[[Turn], Call]
@@ -212,7 +212,7 @@ def plain(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_both_clients_send_the_same_requests() -> None:
-    from stepspec.bench.agent_clients import clients
+    from evals.bench.agent_clients import clients
 
     (task,) = make_tasks(1, 0)
     sent: dict[str, list[Any]] = {}

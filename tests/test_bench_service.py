@@ -15,16 +15,16 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from stepspec.bench.service.client import Address, Client, Exchange, chat_request
-from stepspec.bench.service.concurrency import AtConcurrency, Concurrency, at_concurrency, models_of
-from stepspec.bench.service.faults import EndFigures, FaultFigures, Faults, end_under_load, faults
-from stepspec.bench.service.instant import Instant, InstantFigures
-from stepspec.bench.service.load import closed_loop, even_times, open_arrivals, percentiles, poisson_times
-from stepspec.bench.service.overload import Overload, OverloadFigures, overload
-from stepspec.bench.service.process import Service, StartedService, scripted_command, started
-from stepspec.bench.service.records import Scenario, rows_of
-from stepspec.bench.service.script import Script
-from stepspec.bench.service.streams import StreamFigures, Streams, streams
+from evals.bench.service.client import Address, Client, Exchange, chat_request
+from evals.bench.service.concurrency import AtConcurrency, Concurrency, at_concurrency, models_of
+from evals.bench.service.faults import EndFigures, FaultFigures, Faults, end_under_load, faults
+from evals.bench.service.instant import Instant, InstantFigures
+from evals.bench.service.load import closed_loop, even_times, open_arrivals, percentiles, poisson_times
+from evals.bench.service.overload import Overload, OverloadFigures, overload
+from evals.bench.service.process import Service, StartedService, scripted_command, started
+from evals.bench.service.records import Scenario, rows_of
+from evals.bench.service.script import Script
+from evals.bench.service.streams import StreamFigures, Streams, streams
 from stepspec.cli import app
 from stepspec.evaluation.records import Percentiles
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scripted import FarEngine, Opinion, Reply, ScriptedEngine, Stage
 
+from evals.bench.distance import AtDistance, Distances, by_times, has_chains
 from evals.bench.documents import measured_block
-from stepspec.bench.distance import AtDistance, Distances, by_times, has_chains
 from stepspec.loop.depth import MAX_DEPTH, ChainDepth
 from stepspec.loop.policy import Policy, load_policy
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import RayActorError
 
+from evals.bench.service.script import Script, scripted_pair
 from stepspec.api.loading import Pair, load_pair
-from stepspec.bench.service.script import Script, scripted_pair
 from stepspec.cli import app
 from stepspec.errors import EngineError, ModelError, TargetError, UsageError
 from stepspec.evaluation.benchmark import asked

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from evals.bench.documents import sizing_block
-from stepspec.bench.service.client import Client, chat_request
-from stepspec.bench.service.costs import load_costs, thinned
-from stepspec.bench.service.process import scripted_command, started
-from stepspec.bench.service.script import Script
-from stepspec.bench.service.sizing import Compared, SizingCheck, use
+from evals.bench.service.client import Client, chat_request
+from evals.bench.service.costs import load_costs, thinned
+from evals.bench.service.process import scripted_command, started
+from evals.bench.service.script import Script
+from evals.bench.service.sizing import Compared, SizingCheck, use
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.sizing.costs import Costs, LoadCosts, read_costs

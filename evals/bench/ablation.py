@@ -17,7 +17,7 @@ import numpy as np
 import tomlkit
 
 from evals.bench.exiting import exit_code
-from stepspec.bench.speed import with_interval
+from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record, RunRecord
 from stepspec.evaluation.report.conditions import runs_in_words

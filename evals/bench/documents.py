@@ -14,26 +14,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evals.bench import agent, conversation, distance, exactness, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
+from evals.bench.ideal import ideals_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.replays import replays_block
+from evals.bench.same_texts import same_texts_block
+from evals.bench.service import concurrency, records, sizing
+from evals.bench.service.affinity import Affinity
+from evals.bench.service.faults import Faults
+from evals.bench.service.instant import Instant
+from evals.bench.service.overload import Overload
+from evals.bench.service.replicas import Replicas
+from evals.bench.service.streams import Streams
+from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.bench import agent, conversation, distance, exactness, overhead, servers
-from stepspec.bench.ideal import ideals_block
-from stepspec.bench.same_texts import same_texts_block
-from stepspec.bench.service import concurrency, records, sizing
-from stepspec.bench.service.affinity import Affinity
-from stepspec.bench.service.faults import Faults
-from stepspec.bench.service.instant import Instant
-from stepspec.bench.service.overload import Overload
-from stepspec.bench.service.replicas import Replicas
-from stepspec.bench.service.streams import Streams
-from stepspec.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (

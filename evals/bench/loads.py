@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from evals.bench.exiting import exit_code
-from stepspec.bench.speed import with_interval
+from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
 from stepspec.evaluation.report.conditions import runs_in_words

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepspec.bench.conversation import Conversations, range_in_words
+from evals.bench.conversation import Conversations, range_in_words
 from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas

@@ -13,7 +13,7 @@ import typer
 
 from stepspec import __version__
 from stepspec.base.printable import printable
-from stepspec.cli import benching, pairing
+from stepspec.cli import pairing
 from stepspec.cli.advising import advise
 from stepspec.cli.calibrating import calibrate_policy
 from stepspec.cli.comparing import compare_runs
@@ -62,7 +62,6 @@ app.command("export")(export_run)
 app.command("merge")(merge_runs)
 app.command("grade")(grade_file)
 app.add_typer(pairing.app, name="pair")
-app.add_typer(benching.app, name="bench")
 app.command("models")(describe_models)
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)

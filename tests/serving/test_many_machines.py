@@ -21,7 +21,7 @@ import httpx
 import pytest
 from servers import VLLM_PYTHON, environment, needs_router, needs_vllm, running_server
 
-from stepspec.bench.service.process import free_port, started
+from evals.bench.service.process import free_port, started
 from stepspec.mini import WEIGHTS
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,6 @@ from stepspec.engines.remote.answers import Usage
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import load_policy
 
-SMOL = Path(__file__).parent.parent / "evals" / "policies" / "smol" / "stepspec.toml"
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
 
@@ -208,10 +207,10 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     given = load_policy("stepspec")[0]
     given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft", "no-cascade"}
     assert changed.keys() == CHANGES.keys() - given_already
-    assert ablation_main(["write", str(SMOL), str(tmp_path / "smol")]) == 0
-    without_cascade = load_policy(str(tmp_path / "smol" / "no-cascade.toml"))[0]
+    assert ablation_main(["write", str(tmp_path / "policies" / "cascade.toml"), str(tmp_path / "again")]) == 0
+    without_cascade = load_policy(str(tmp_path / "again" / "no-cascade.toml"))[0]
     assert [each.kind for each in without_cascade.at(0).judges] == ["likelihood"]
-    assert not (tmp_path / "smol" / "cascade.toml").exists()
+    assert not (tmp_path / "again" / "cascade.toml").exists()
     assert changed["no-salvage"].salvage is None
     assert changed["no-salvage"].at(0).judges == given.at(0).judges
     assert not changed["no-hint"].token.hint

@@ -17,6 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from stepspec import __version__
+from stepspec.api.pairs import EMBEDDED
 from stepspec.base.files import list_data_files
 from stepspec.cli import app
 from stepspec.cli.progress import columns
@@ -52,14 +53,13 @@ def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
     assert loaded.stdout.split() == []
 
 
-def test_pairs_are_listed_and_only_known_ones_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    lines = stepspec("pair", "list").stdout.decode().splitlines()
-    assert [line.split()[0] for line in lines] == ["embedded", "smol"]
-    assert lines[0].endswith("weights")
-    assert lines[1].endswith("Build it: stepspec pair build smol")
-    assert "needs no build" in refused("pair", "build", "embedded")
-    assert "'smol'" in refused("pair", "build", "smoll")
+def test_pairs_are_listed_and_names_that_were_removed_say_what_to_use() -> None:
+    (line,) = stepspec("pair", "list").stdout.decode().splitlines()
+    assert line.split() == ["embedded", str(EMBEDDED)]
+    removed = "The pair 'smol' was removed in 0.2.0. Name models of your own with --target and --draft"
+    assert removed in refused("run", "How many?", "--pair", "smol?threads=2")
+    assert removed in refused("serve", "--pair", "smol")
+    assert "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini'" in refused("eval", "gsm-plain")
 
 
 @pytest.mark.parametrize("command", ["run", "eval"])

@@ -22,7 +22,6 @@ from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.replays import replays_block
-from evals.bench.same_texts import same_texts_block
 from evals.bench.service import concurrency, records, sizing
 from evals.bench.service.affinity import Affinity
 from evals.bench.service.faults import Faults
@@ -38,7 +37,6 @@ from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
     Drafts,
-    Results,
     headline,
     markdown_report,
     overview_block,
@@ -120,18 +118,10 @@ def generated(root: Path) -> dict[Path, str]:
         UsageError: a document has no marker for a block, or results are missing.
     """
     results = root / "evals" / "results"
-    gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k = read_results(results / "smol" / "gsm8k")
-    plain_draft, gsm8k_draft = (read_results(results / "smol" / "accuracy" / name) for name in ("gsm-plain", "gsm8k"))
-    drafts = _drafts(root, [*plain_draft, *gsm8k_draft])
+    gsm_mini, drafts = read_results(results / "gsm-mini"), _drafts(root)
     blocks = (
-        ("README.md", "headline", "gsm-plain", headline(gsm_plain, plain_draft)),
-        ("README.md", "overview", "smol", overview_block(gsm_plain, drafts)),
-        ("README.md", "headline", "gsm8k", headline(gsm8k, gsm8k_draft)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
-        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain, drafts)),
-        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k, drafts)),
-        ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
+        ("README.md", "overview", "gsm-mini", overview_block(gsm_mini, drafts)),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
@@ -174,18 +164,12 @@ def generated(root: Path) -> dict[Path, str]:
     return texts
 
 
-def _drafts(root: Path, results: Results) -> Drafts:
-    """Return the accuracies of drafts alone in other runs, and that of the embedded draft from its figures."""
+def _drafts(root: Path) -> Drafts:
+    """Return the accuracy of the embedded draft alone, from its figures."""
     figures = json.loads((root / "stepspec" / "mini" / "weights" / "figures.json").read_text("utf-8"))["solutions"]
     solved = figures["draft"]["solved"]
-    found = {("gsm-mini", 0.0): (solved["share"], solved["interval"], figures["problems"])}
-    for run, summary in results:
-        draft = summary.policies["draft"]
-        found[run.benchmark, run.temperature] = draft.accuracy, draft.accuracy_ci, summary.n
-    return {
-        key: f"{joined(percent_with_interval(share, interval))} of {count(n, 'problem')}, not run here"
-        for key, (share, interval, n) in found.items()
-    }
+    accuracy = joined(percent_with_interval(solved["share"], solved["interval"]))
+    return {("gsm-mini", 0.0): f"{accuracy} of {count(figures['problems'], 'problem')}, not run here"}
 
 
 def _methods(root: Path, name: str) -> str:

@@ -1,9 +1,9 @@
 """Choose thresholds of published methods for a pair by a plain sweep, in a checkout:
 
     python -m evals.bench.presets write SWEEP           # one policy file for each method and threshold
-    stepspec eval evals/calibration/gsm-plain.toml --pair smol --temperature 0.6 --output RUN \
+    stepspec eval evals/calibration/gsm-mini.toml --temperature 0.6 --output RUN \
         --policy target $(printf -- "--policy %s " SWEEP/*.toml)
-    python -m evals.bench.presets pick RUN evals/policies/smol          # writes NAME-picked.toml for each method
+    python -m evals.bench.presets pick RUN evals/policies/embedded          # writes NAME-picked.toml for each method
 
 A method gets the fastest threshold among those that cost at most 2 points of accuracy against the target. If all cost
 more, it gets the most accurate one.
@@ -36,7 +36,7 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "lookahead": (0.05, 0.2, 0.5, 0.8, 0.95),
     "glimprouter": (0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0),
 }
-"""Thresholds to try, by policy. `speculative-thinking` has none."""
+"""Thresholds to try, by policy. `speculative-thinking` has none; `rsd` needs `--judge reward=MODEL`."""
 MAX_LOSS = 0.02
 PICKED = "-picked"
 """Ending of the names of policies with a picked threshold."""

@@ -3,7 +3,7 @@
     python -m evals.bench.same_texts ask torch.json --target torch:FOLDER --draft torch:FOLDER
     python -m evals.bench.same_texts ask served.json --target http://HOST:PORT/v1 --draft http://HOST:PORT/v1
     python -m evals.bench.same_texts compare torch.json served.json --target torch:FOLDER --draft torch:FOLDER \\
-        --json evals/results/smol/same-texts/servers.json
+        --json FILE
 
 Two programs round differently, so texts may part where two tokens are nearly equally likely, or where a judge's score
 is next to its threshold. `compare` looks at the place where two texts part. It needs no packages of evaluations, so
@@ -27,14 +27,14 @@ from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.generators import gsm_mini, gsm_plain
+from stepspec.evaluation.generators import gsm_mini
 
-PROBLEMS = {"gsm-mini": gsm_mini.load_split, "gsm-plain": gsm_plain.load_split}
+PROBLEMS = {"gsm-mini": gsm_mini.load_split}
 POLICIES = ("target", "token", "specreason", "stepspec")
 TIE = 0.02
 """Largest difference of log-probabilities, or from a judge's threshold, that rounding may decide, in nats."""
 THINK_END = "</think>"
-"""The tag of both pairs that stepspec provides."""
+"""The tag of the embedded pair."""
 Texts = dict[str, Any]
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     asking = commands.add_parser("ask", help="write the texts of a pair")
     asking.add_argument("file", type=Path)
-    asking.add_argument("--benchmark", choices=list(PROBLEMS), default="gsm-plain")
+    asking.add_argument("--benchmark", choices=list(PROBLEMS), default="gsm-mini")
     asking.add_argument("--problems", type=int, default=100)
     asking.add_argument("--policy", action="append", help="a policy; repeat it for several")
     comparing = commands.add_parser("compare", help="compare the texts of two files")

@@ -49,7 +49,7 @@ class ColumnsTable(FileModel):
 class DrawnData(FileModel):
     """Problems from a generator in `stepspec.evaluation.generators`."""
 
-    kind: Literal["gsm-mini", "gsm-plain"]
+    kind: Literal["gsm-mini"]
     split: str = "test"
 
 

@@ -1,41 +1,31 @@
-"""Write the measured figures into a pair's model card: `python -m stepspec.mini.card --pair NAME`.
+"""Write the measured figures into the embedded pair's model card: `python -m stepspec.mini.card`.
 
-The prose of the card, `README.md`, is written by hand. The tables between its markers come from files beside it, which
-`python -m stepspec.mini.measure PART --save` and `python -m stepspec.mini.smol.answers` write, from the weights, and
-for `smol` from runs under `evals/results/smol/`.
+The prose of the card, `README.md`, is written by hand. The tables between its markers come from the weights and from
+`figures.json` beside them, which `python -m stepspec.mini.measure PART --save` writes.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepspec.api.pairs import file_hash
-from stepspec.base.files import package_folder
-from stepspec.evaluation.report import Results, read_results, with_block
-from stepspec.evaluation.report.cells import joined, percent_with_interval
-from stepspec.mini.measure import BATCHES, CARDS, PASS_TOKENS
+from stepspec.evaluation.report import with_block
+from stepspec.mini import WEIGHTS
+from stepspec.mini.measure import BATCHES, PASS_TOKENS
 
 Figures = dict[str, Any]
-RESULTS = package_folder().parent / "evals" / "results" / "smol"
-MAX_SHOWN = 400
 
 
 def with_figures(card: str, folder: Path) -> str:
-    """Return a pair's card with new tables from the files in the card's folder.
+    """Return the card with new tables from the files in the card's folder.
 
     Raises:
         UsageError: a marker is missing in the card.
     """
     figures: Figures = json.loads((folder / "figures.json").read_text())
     blocks = {name: block(figures[name]) for name, block in BLOCKS.items() if name in figures}
-    if (folder / "target").exists():
-        blocks["hashes"] = _hashes(folder)
-    else:
-        accuracies = _accuracy(read_results(RESULTS / "accuracy"), read_results(RESULTS / "base"))
-        blocks |= {"accuracy": accuracies, "answers": _answers(folder / "answers.json")}
-    for name, block in blocks.items():
+    for name, block in (blocks | {"hashes": _hashes(folder)}).items():
         card = with_block(card, "figures", name, block)
     return card
 
@@ -134,40 +124,6 @@ def _probes(figures: Figures) -> str:
     )
 
 
-def _accuracy(runs: Results, of_base: Results) -> str:
-    """Return a table of the share of correct answers by benchmark and model, with intervals.
-
-    Args:
-        runs: runs of target and draft.
-        of_base: runs of the untouched base as the target.
-    """
-    base = {run.benchmark: summary.policies["target"] for run, summary in of_base}
-    rows: list[tuple[str, ...]] = []
-    for run, summary in runs:
-        found = (summary.policies["target"], summary.policies["draft"], base.get(run.benchmark))
-        shares = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) if each else "–" for each in found)
-        rows.append((run.benchmark, f"{summary.n:,}", *shares))
-    return _table(("benchmark", "problems", "target", "draft", "untouched base"), rows)
-
-
-def _answers(file: Path) -> str:
-    """Return a list of questions with what the target wrote."""
-    parts: list[str] = []
-    for each in json.loads(file.read_text("utf-8")):
-        right = f" (right: {each['right']})" if each["right"] else ""
-        answer = f"**{_line(each['answer'])}**" if each["answer"] else "no answer"
-        parts.append(
-            f"- {_line(each['question'])}{right}\n  {' → '.join(filter(None, (_line(each['steps']), answer)))}"
-        )
-    return "\n".join(parts)
-
-
-def _line(text: str) -> str:
-    """Return a text in one line of Markdown, cut at `MAX_SHOWN` characters."""
-    line = " / ".join(part.strip() for part in text.splitlines() if part.strip()).replace("*", "\\*")
-    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} [...]"
-
-
 BLOCKS: Mapping[str, Callable[[Figures], str]] = {
     "solutions": _solutions,
     "judging": _judging,
@@ -181,11 +137,8 @@ BLOCKS: Mapping[str, Callable[[Figures], str]] = {
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.card", description="Write the tables of a card.")
-    parser.add_argument("--pair", choices=list(CARDS), default="embedded", help="the pair (default: embedded)")
-    folder = CARDS[parser.parse_args().pair].folder
-    path = folder / "README.md"
-    path.write_text(with_figures(path.read_text(encoding="utf-8"), folder), encoding="utf-8")
+    path = WEIGHTS / "README.md"
+    path.write_text(with_figures(path.read_text(encoding="utf-8"), WEIGHTS), encoding="utf-8")
 
 
 if __name__ == "__main__":

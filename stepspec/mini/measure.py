@@ -9,7 +9,7 @@
 
 The problems' oracle decides which steps are right. Each part prints JSON. With `--save`, it also stores the figures in
 `figures.json` beside the pair's model card. `stepspec.mini.card` builds the card's tables from that file. The default
-problems are the test split of the pair's own benchmark. Thresholds are chosen on `--split calibration`.
+problems are the test split of gsm-mini. Thresholds are chosen on `--split calibration`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
-from stepspec.api.pairs import PAIRS, SMOL, find_pair
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -52,14 +51,12 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.engines.torch_engine.judge import TorchJudge
-from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import Problem, Split, load_split, true_values
 from stepspec.evaluation.stats import wilson
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.mini import WEIGHTS
 from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, StepOracle, same_content, step_correctness
+from stepspec.mini.oracle import Oracle, same_content, step_correctness
 
 Figures = dict[str, Any]
 Result = TypeVar("Result")
@@ -68,39 +65,6 @@ MAX_STEPS = 16
 BATCHES, PASS_TOKENS = (1, 16), (1, 2, 4, 8, 16, 32, 64, 128)
 NUM_PROBES, STEP_TOKENS = (0, 1, 3), 24  # questions after a step, and its length
 RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # shares of accepted right steps; `operating_point` is reported for each
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source of problems whose steps can be checked.
-
-    Attributes:
-        load: returns the problems of a split. Each has `id`, `question` and `answer`.
-        oracle: returns the oracle of a problem.
-        same: returns whether two steps of a problem have the same content.
-        wrong: returns a wrong variant of a problem's step at an index, in the draft's voice; None without that step.
-    """
-
-    load: Callable[[Split], Iterable[Any]]
-    oracle: Callable[[Any], StepOracle]
-    same: Callable[[Any, str, str], bool]
-    wrong: Callable[[Any, int, random.Random], str | None]
-
-
-def _wrong_mini(problem: Problem, index: int, rng: random.Random) -> str | None:
-    if index >= len(problem.plan):
-        return None
-    return corrupt_step(problem, index, true_values(problem), rng).word(rng, "draft")
-
-
-def _wrong_plain(problem: plain.PlainProblem, index: int, rng: random.Random) -> str | None:
-    return plain.corrupt_step(rng, problem, index) if index < len(problem.steps) else None
-
-
-SOURCES = {
-    "gsm-mini": Source(load_split, Oracle, same_content, _wrong_mini),
-    "gsm-plain": Source(plain.load_split, plain.PlainOracle, plain.same_content, _wrong_plain),
-}
 
 
 @dataclass
@@ -115,19 +79,17 @@ class Judged:
 
 
 class Models(NamedTuple):
-    """The models of a pair; `reward` scores steps, where the pair has such a model."""
+    """The models of a pair."""
 
     target: TorchEngine
     draft: TorchEngine
-    reward: TorchJudge | None = None
 
 
 class Judge:
     """A judge that asks the target about steps of the draft, with the prompts that it was trained on."""
 
-    def __init__(self, models: Models, source: Source) -> None:
-        self.target, self.draft, self.reward = models
-        self.source = source
+    def __init__(self, models: Models) -> None:
+        self.target, self.draft = models
         self.encode = self.target.tokenizer.encode
         tags = self.target.tokenizer.thinking
         assert tags is not None
@@ -143,28 +105,21 @@ class Judge:
     def _probe(self, prompt: JudgePrompt, labels: tuple[int, ...]) -> Probe:
         return Probe(tuple(self.encode(render_probe(self.target.tokenizer, prompt))), labels)
 
-    async def steps(self, problem: Any, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
+    async def steps(self, problem: Problem, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
         """Yield the judged steps of the draft for one problem, up to the first wrong step.
 
         Args:
-            problem: a problem of the source.
+            problem: the problem.
             rng: the source of random choices.
             compare: whether to judge equivalence and selection too, which needs a step of the target.
         """
-        transcript, oracle = (
-            TokenBuffer(encode_request(self.target.tokenizer, problem.question)),
-            self.source.oracle(problem),
-        )
-        steps: list[str] = []
+        transcript, oracle = TokenBuffer(encode_request(self.target.tokenizer, problem.question)), Oracle(problem)
         for index in range(MAX_STEPS):
             ids = (await collect(self.draft.generate(Generate(transcript, Sampling(), self.stop)))).ids
             if ids[-1] == self.think_end or ids[-1] in self.target.tokenizer.end_ids:
                 return
-            steps.append(step := self.target.tokenizer.decode(ids))
-            scores = await self._scores(transcript, ids)
-            if self.reward is not None:
-                scores["reward"] = await self.reward.reward(problem.question, steps)
-            judged = Judged(oracle.judge(step), scores)
+            step = self.target.tokenizer.decode(ids)
+            judged = Judged(oracle.judge(step), await self._scores(transcript, ids))
             if compare:
                 await self._compare(problem, transcript, step, judged)
                 await self._select(problem, transcript, index, step, judged, rng)
@@ -184,7 +139,7 @@ class Judge:
             scores[name] = -1.0 if rating is None else rating  # below every digit, because the judge rejects the step
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
-    async def _compare(self, problem: Any, transcript: TokenBuffer, step: str, judged: Judged) -> None:
+    async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:
         own = await collect(self.target.generate(Generate(transcript, Sampling(), self.stop)))
         second = self.target.tokenizer.decode(own.ids)
         if own.ids[-1] == self.think_end:
@@ -192,16 +147,17 @@ class Judge:
         user = EQUIVALENCE_PROMPT.user.format(first=second.strip(), second=step.strip())
         probe = self._probe(replace(EQUIVALENCE_PROMPT, user=user), self.yes_no_labels)
         (logprobs,) = (await self.target.verify(Verify(transcript, (), [probe]))).probe_logprobs
-        judged.equivalent = self.source.same(problem, second, step)
+        judged.equivalent = same_content(problem, second, step)
         judged.equivalence = logprobs[0] - logprobs[1]
 
     async def _select(
-        self, problem: Any, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
+        self, problem: Problem, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
     ) -> None:
         """Select among the draft's step and two wrong variants of the reference step, if there is a reference step."""
-        candidates = [wrong for _ in range(2) if (wrong := self.source.wrong(problem, index, rng)) is not None]
-        if not candidates:
+        if index >= len(problem.plan):
             return
+        values = true_values(problem)
+        candidates = [corrupt_step(problem, index, values, rng).word(rng, "draft") for _ in range(2)]
         place = rng.randint(0, len(candidates))
         candidates.insert(place, step.strip())
         lines = "\n".join(selection_line(name, each) for name, each in zip(SELECTION_NAMES, candidates, strict=False))
@@ -260,11 +216,11 @@ def _share(count: int, n: int) -> Figures:
     return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
 
 
-async def measure_judging(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_judging(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure how well the target's scores separate right and wrong steps of the draft."""
-    judge = Judge(models, source)
+    judge = Judge(models)
 
-    async def one(number: int, problem: Any) -> list[Judged]:
+    async def one(number: int, problem: Problem) -> list[Judged]:
         compare = number % 4 == 0  # only a quarter, because each comparison needs a step of the target
         return [judged async for judged in judge.steps(problem, random.Random(problem.id), compare)]
 
@@ -272,18 +228,20 @@ async def measure_judging(models: Models, problems: Sequence[Any], source: Sourc
     return {"problems": len(problems), **judging_figures([judged for steps in found for judged in steps])}
 
 
-async def measure_solutions(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_solutions(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure the solved problems, right steps and step lengths of both models."""
     figures: Figures = {"problems": len(problems)}
     for role, engine in (("target", models.target), ("draft", models.draft)):
 
-        async def one(number: int, problem: Any, engine: TorchEngine = engine) -> tuple[bool, list[bool], list[int]]:
+        async def one(
+            number: int, problem: Problem, engine: TorchEngine = engine
+        ) -> tuple[bool, list[bool], list[int]]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             ids = (await collect(engine.generate(Generate(prompt, Sampling(), Stop(700))))).ids
             text = engine.tokenizer.decode(ids)
             steps = [step for step in text.partition("</think>")[0].split("\n\n") if step]
             lengths = [len(engine.tokenizer.encode(step + "\n\n")) for step in steps]
-            return f"\\boxed{{{problem.answer}}}" in text, step_correctness(source.oracle(problem), steps), lengths
+            return f"\\boxed{{{problem.answer}}}" in text, step_correctness(Oracle(problem), steps), lengths
 
         found = await _all(problems, one)
         verdicts = [verdict for _, each, _ in found for verdict in each]
@@ -298,14 +256,16 @@ async def measure_solutions(models: Models, problems: Sequence[Any], source: Sou
     return figures
 
 
-async def measure_acceptance(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_acceptance(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure the share of draft tokens that token-level speculation accepts."""
     figures: Figures = {"problems": len(problems)}
     engine = models.target.drafted_by(models.draft)
     for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
         drafting = Drafting("draft-model", num_tokens)
 
-        async def one(number: int, problem: Any, at: float = temperature, by: Drafting = drafting) -> tuple[int, int]:
+        async def one(
+            number: int, problem: Problem, at: float = temperature, by: Drafting = drafting
+        ) -> tuple[int, int]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             chunk = await collect(engine.generate(Generate(prompt, Sampling(at, seed=number), Stop(700), by)))
             return chunk.accepted, chunk.drafted
@@ -317,7 +277,7 @@ async def measure_acceptance(models: Models, problems: Sequence[Any], source: So
     return figures
 
 
-async def measure_cost(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_cost(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure median milliseconds per decoded token, and per pass over several tokens, for both models."""
     times: dict[str, list[float]] = {}
     for problem in problems:
@@ -336,7 +296,7 @@ async def measure_cost(models: Models, problems: Sequence[Any], source: Source) 
     return {"problems": len(problems), "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
 
 
-async def measure_passes(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_passes(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure median milliseconds of the target's passes over several tokens, for one and for concurrent requests."""
     target = models.target
     prompts = [TokenBuffer(encode_request(target.tokenizer, problem.question)) for problem in problems[: max(BATCHES)]]
@@ -353,9 +313,9 @@ async def measure_passes(models: Models, problems: Sequence[Any], source: Source
     return {"turns": num_turns, "threads": torch.get_num_threads(), "ms": medians}
 
 
-async def measure_probes(models: Models, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_probes(models: Models, problems: Sequence[Problem]) -> Figures:
     """Measure passes and median milliseconds of the target to judge a step, with different numbers of questions."""
-    target, judge, rng = models.target, Judge(models, source), random.Random(0)
+    target, judge, rng = models.target, Judge(models), random.Random(0)
     probes, found = [*judge.ratings.values(), judge.yes_no], dict[int, list[tuple[int, float]]]()
     for problem, count in itertools.product(problems, NUM_PROBES):
         prompt = TokenBuffer(encode_request(target.tokenizer, problem.question))
@@ -374,11 +334,11 @@ async def measure_probes(models: Models, problems: Sequence[Any], source: Source
     }
 
 
-async def _all(problems: Sequence[Any], one: Callable[[int, Any], Awaitable[Result]]) -> list[Result]:
+async def _all(problems: Sequence[Problem], one: Callable[[int, Problem], Awaitable[Result]]) -> list[Result]:
     """Return one result per problem. At most `TOGETHER` problems run concurrently."""
     slots = asyncio.Semaphore(TOGETHER)
 
-    async def limited(number: int, problem: Any) -> Result:
+    async def limited(number: int, problem: Problem) -> Result:
         async with slots:
             return await one(number, problem)
 
@@ -396,36 +356,18 @@ PARTS = {
 """The function and the default number of problems of each part."""
 
 
-class Card(NamedTuple):
-    """A model card: the benchmark of its figures, and its folder."""
-
-    benchmark: str
-    folder: Path
-
-
-CARDS = {"embedded": Card("gsm-mini", WEIGHTS), "smol": Card("gsm-plain", SMOL)}
-"""The model card of each pair."""
-
-
 @asynccontextmanager
 async def loaded_models(folder: Path = WEIGHTS) -> AsyncIterator[Models]:
     """Load a pair's models, and close them on exit."""
     target, draft = (TorchEngine.load(str(folder / role)) for role in ("target", "draft"))
-    reward = TorchJudge.load(str(folder / "reward")) if (folder / "reward").is_dir() else None
     try:
-        yield Models(target, draft, reward)
+        yield Models(target, draft)
     finally:
-        for model in filter(None, (target, draft, reward)):
-            await model.aclose()
+        await target.aclose()
+        await draft.aclose()
 
 
-async def measure(
-    part: str,
-    num_problems: int | None = None,
-    folder: Path = WEIGHTS,
-    split: Split = "test",
-    benchmark: str = "gsm-mini",
-) -> Figures:
+async def measure(part: str, num_problems: int | None = None, folder: Path = WEIGHTS, split: Split = "test") -> Figures:
     """Return the figures of one part.
 
     Args:
@@ -433,23 +375,17 @@ async def measure(
         num_problems: the number of problems, from the start of the split (default: the part's own number).
         folder: the folder of the pair.
         split: the split of the problems.
-        benchmark: a name in `SOURCES`.
     """
     function, default = PARTS[part]
-    source = SOURCES[benchmark]
-    problems = list(itertools.islice(source.load(split), num_problems or default))
+    problems = list(itertools.islice(load_split(split), num_problems or default))
     async with loaded_models(folder) as models:
-        return await function(models, problems, source)
+        return await function(models, problems)
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measure a pair.")
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--pair", choices=PAIRS, default="embedded", help="pair to measure (default: embedded)")
-    parser.add_argument(
-        "--benchmark", choices=list(SOURCES), help="benchmark of the problems (default: the one that the pair is for)"
-    )
     parser.add_argument("--problems", type=int, help="number of problems (default: the part's own number)")
     parser.add_argument("--split", choices=get_args(Split), default="test", help="split of the problems (test)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
@@ -457,19 +393,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.problems is not None and arguments.problems < 1:
         parser.error(f"--problems must be at least 1, got {arguments.problems}")
-    card = CARDS[arguments.pair]
-    benchmark = arguments.benchmark or card.benchmark
-    if arguments.save and (benchmark, arguments.split) != (card.benchmark, "test"):
-        parser.error(f"--save works only for the test split of {card.benchmark}; remove --benchmark and --split")
+    if arguments.save and arguments.split != "test":
+        parser.error("--save works only for the test split; remove --split")
     torch.set_num_threads(1)
-    folder = find_pair(arguments.pair)
-    figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, benchmark))
+    figures = asyncio.run(measure(arguments.part, arguments.problems, split=arguments.split))
     print(json.dumps(figures, indent=1))
     if arguments.json is not None:
-        about = {"pair": arguments.pair, "benchmark": benchmark, "split": arguments.split}
-        arguments.json.write_text(json.dumps({**about, **figures}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"split": arguments.split, **figures}, indent=1) + "\n")
     if arguments.save:
-        path = card.folder / "figures.json"
+        path = WEIGHTS / "figures.json"
         known: Figures = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(known | {arguments.part: figures}, indent=1) + "\n")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol, get_args
+from typing import get_args
 
 from stepspec.evaluation.generators.gsm_mini import Kind, Problem, Relation, Scene, true_values
 from stepspec.evaluation.generators.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
@@ -124,19 +124,7 @@ class Oracle:
         return all(_is_true(left, right) and {*map(int, left[::2]), right} <= seen for left, right in checks)
 
 
-class StepOracle(Protocol):
-    """Protocol of oracles that judge the steps of a problem."""
-
-    def judge(self, step: str) -> bool:
-        """Return whether every claim of the step follows from the problem and the observed steps."""
-        ...
-
-    def observe(self, step: str) -> None:
-        """Add the step to the observed text."""
-        ...
-
-
-def step_correctness(oracle: StepOracle, steps: Sequence[str]) -> list[bool]:
+def step_correctness(oracle: Oracle, steps: Sequence[str]) -> list[bool]:
     """Return whether each step is correct in the context of the steps before it, which may be wrong."""
     verdicts: list[bool] = []
     for step in steps:

@@ -1,1 +1,1 @@
-"""Problem generators: gsm-mini and gsm-plain. They do not depend on models or tokenizers."""
+"""The problem generator of gsm-mini. It does not depend on models or tokenizers."""

@@ -13,13 +13,11 @@ from stepspec.base.file_model import load_toml
 from stepspec.base.files import find_data_file
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, FileData, HubData, RowsTable
-from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import SPLIT_SIZES, Problem, Split, load_split
 from stepspec.evaluation.running.reading import EvalProblem, ProblemReader, ProblemSet
 
-GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem] | Iterator[plain.PlainProblem]]] = {
+GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem]]] = {
     "gsm-mini": load_split,
-    "gsm-plain": plain.load_split,
 }
 """Problem generators, by the kind of data."""
 

@@ -23,11 +23,11 @@ from evals.bench.overhead import Overheads
 from evals.bench.plots import speed_by_context
 from evals.bench.published import PublishedProcedure
 from evals.bench.same_texts import ask, compare, same_texts_block
+from evals.training.gsm_mini import load_split
 from stepspec.api.loading import load_pair
 from stepspec.cli import main
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Usage
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")

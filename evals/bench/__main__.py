@@ -158,9 +158,9 @@ def bench_costs(
     target: TargetOption = None, draft: DraftOption = None, pair: PairOption = None, json_file: JsonOption = None
 ) -> None:
     """Time a token of both models and passes of the target, for 'stepspec replay --costs'."""
+    from evals.training.gsm_mini import load_split
     from stepspec.chat.prompts import encode_request
     from stepspec.evaluation.advise.measuring import load_costs
-    from stepspec.evaluation.generators.gsm_mini import load_split
     from stepspec.evaluation.replay import HardwareCosts
     from stepspec.evaluation.running.conditions import engine_record
 
@@ -233,7 +233,7 @@ def bench_langchain(
     json_file: JsonOption = None,
 ) -> None:
     """Time the overhead of the LangChain chat model, and many concurrent calls on one engine."""
-    from stepspec.evaluation.generators.gsm_mini import load_split
+    from evals.training.gsm_mini import load_split
 
     overhead = importlib.import_module("evals.bench.langchain")
     question = next(iter(load_split("test"))).question
@@ -707,8 +707,8 @@ async def _measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, Metr
 
 def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     """Return prompts as token ids: gsm-mini problems, or random ids for a synthetic model."""
+    from evals.training.gsm_mini import load_split
     from stepspec.chat.prompts import encode_request
-    from stepspec.evaluation.generators.gsm_mini import load_split
 
     if subject.synthetic:
         rng = random.Random(0)

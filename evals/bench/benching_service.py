@@ -106,8 +106,8 @@ def bench_concurrency(
     )
     from evals.bench.service.process import started
     from evals.bench.service.records import scenario_table
+    from evals.training.gsm_mini import load_split
     from stepspec.api.loading import choose_models
-    from stepspec.evaluation.generators.gsm_mini import load_split
 
     choose_models(None, None, pair)  # refuses an unknown name before a service starts
     conditions, results = _conditions(), list[Any]()

@@ -22,12 +22,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from evals.training import gsm_mini
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.generators import gsm_mini
 
 PROBLEMS = {"gsm-mini": gsm_mini.load_split}
 POLICIES = ("target", "token", "specreason", "stepspec")

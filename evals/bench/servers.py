@@ -10,8 +10,8 @@ from typing import Any, Literal
 from rich.table import Table
 
 from evals.bench.speed import cells_table
+from evals.training.gsm_mini import load_split
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.evaluation.records import Conditions, Record
 
 CONTEXTS = (1_000, 8_000)

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
+from evals.training.card import with_figures
+from evals.training.measure import PARTS, Judged, judging_figures, measure, operating_point, roc_area
 from stepspec.mini import WEIGHTS
-from stepspec.mini.card import with_figures
-from stepspec.mini.measure import PARTS, Judged, judging_figures, measure, operating_point, roc_area
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,7 +70,7 @@ def test_draft_tokens_are_accepted_as_often_as_for_real_pairs() -> None:
 
 def test_the_card_shows_the_measured_figures() -> None:
     card = (WEIGHTS / "README.md").read_text(encoding="utf-8")
-    assert with_figures(card, WEIGHTS) == card, "python -m stepspec.mini.card"
+    assert with_figures(card, WEIGHTS) == card, "python -m evals.training.card"
     assert json.loads((WEIGHTS / "figures.json").read_text()).keys() == PARTS.keys() - {"passes"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.evaluation.generators.gsm_mini import (
+from evals.training.gsm_mini import (
     MAX_VALUE,
     SPLIT_SIZES,
     VERSION,
@@ -23,7 +23,7 @@ from stepspec.evaluation.generators.gsm_mini import (
     true_values,
     write_solution,
 )
-from stepspec.evaluation.generators.wording import (
+from evals.training.wording import (
     CHECK_LEADS,
     COMPUTATIONS,
     CONCLUSIONS,

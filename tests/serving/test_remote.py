@@ -12,6 +12,7 @@ import httpx
 import pytest
 from servers import needs_vllm, text_server, transformers_server
 
+from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE
@@ -28,7 +29,6 @@ from stepspec.engines.protocol import (
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, UsageError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import Policy
 from stepspec.mini import WEIGHTS
 

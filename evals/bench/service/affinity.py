@@ -31,8 +31,8 @@ from evals.bench.service.process import healthy, started
 from evals.bench.service.records import Check, Scenario
 from evals.bench.service.vllm_servers import VARIABLES, Routing, router_command, server_command
 from evals.bench.speed import cells_table
+from evals.training.gsm_mini import Problem, load_split
 from stepspec.errors import EngineError
-from stepspec.evaluation.generators.gsm_mini import Problem, load_split
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import UNKNOWN, percent
 from stepspec.mini import WEIGHTS

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from stepspec.evaluation.generators.gsm_mini import NAMES
-from stepspec.mini.recipes import Stage
-from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker, TreeSequence
+from evals.training.gsm_mini import NAMES
+from evals.training.recipes import Stage
+from evals.training.sequences import NOT_LEARNED, SequenceMaker, TreeSequence
 
 CONTEXT_OF_A_COPY = 5  # tokens from a name on that must match before the copied token and its source
 PART = 12  # sequences per pass on a CPU, few enough to fit its cache

@@ -1,4 +1,4 @@
-"""Train the embedded pair on generated problems: `python -m stepspec.mini.train`.
+"""Train the embedded pair on generated problems: `python -m evals.training.train`.
 
 All training data comes from the problem generator. A sequence is a question in a common prompt, the reasoning between
 `<think>` and `</think>`, and the boxed answer. The loss covers only the tokens that the model writes.
@@ -34,17 +34,17 @@ import torch
 from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stepspec.evaluation.generators.gsm_mini import load_split
-from stepspec.evaluation.generators.wording import Voice
+from evals.training.batches import PART, Batches
+from evals.training.forward import forward_hidden
+from evals.training.gsm_mini import load_split
+from evals.training.medusa import train_heads
+from evals.training.muon import Muon
+from evals.training.proposals import load_proposals
+from evals.training.recipes import RECIPES, Recipe, Stage
+from evals.training.sequences import SequenceMaker
+from evals.training.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer, opening
+from evals.training.wording import Voice
 from stepspec.mini import WEIGHTS
-from stepspec.mini.batches import PART, Batches
-from stepspec.mini.forward import forward_hidden
-from stepspec.mini.medusa import train_heads
-from stepspec.mini.muon import Muon
-from stepspec.mini.proposals import load_proposals
-from stepspec.mini.recipes import RECIPES, Recipe, Stage
-from stepspec.mini.sequences import SequenceMaker
-from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer, opening
 
 LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems with the draft's steps, for the target
@@ -308,7 +308,7 @@ def _means(window: list[dict[str, torch.Tensor]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Train the embedded pair.")
+    parser = argparse.ArgumentParser(prog="python -m evals.training.train", description="Train the embedded pair.")
     parser.add_argument("--role", choices=list(RECIPES), help="model to train (default: the draft, then the target)")
     parser.add_argument(
         "--medusa", action="store_true", help="train Medusa heads for the existing target instead of a model"

@@ -9,8 +9,8 @@ from typing import get_args
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from evals.training import gsm_mini as problems
 from stepspec.chat import prompts
-from stepspec.evaluation.generators import gsm_mini as problems
 
 VOCAB_SIZE = 1024
 CONTEXT = 2048

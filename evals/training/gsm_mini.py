@@ -3,7 +3,7 @@
 A problem is a small graph. Each person has one quantity, which is given directly or by a relation to others. The
 question asks for one person's quantity or for a derived value: a total, a difference, an equal share or a price. Each
 relation that the answer needs is one step. The module does not depend on models or tokenizers.
-`stepspec.evaluation.generators.wording` has the phrasings. `stepspec.mini.oracle` judges steps against the same graph.
+`evals.training.wording` has the phrasings. `evals.training.oracle` judges steps against the same graph.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from stepspec.evaluation.generators.wording import FRACTIONS, STATEMENTS, Voice, draw_wording, unmarked
+from evals.training.wording import FRACTIONS, STATEMENTS, Voice, draw_wording, unmarked
 
 VERSION = 2
 Split = Literal["train", "calibration", "test"]

@@ -5,7 +5,7 @@ itself with the inverse computation. Each part is chosen independently, so a ste
 `Next, Ann has 3 more than Ben, and Ben has 12. So 12 + 3 = 15, so Ann has 15.`
 
 The two voices have the same phrasings with different frequencies, like the small and the large model of a family.
-`stepspec.mini.oracle` parses steps with the same tables.
+`evals.training.oracle` parses steps with the same tables.
 """
 
 import random

@@ -11,10 +11,10 @@ import torch
 from rich.progress import track
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from stepspec.evaluation.generators.gsm_mini import step_content, train_problem, true_values
-from stepspec.mini.oracle import Oracle
-from stepspec.mini.sequences import VOICES, Proposals
-from stepspec.mini.tokenizer import load_tokenizer, opening
+from evals.training.gsm_mini import step_content, train_problem, true_values
+from evals.training.oracle import Oracle
+from evals.training.sequences import VOICES, Proposals
+from evals.training.tokenizer import load_tokenizer, opening
 
 BATCH = 128
 TEMPERATURES = (0.0, 0.8)  # the problems alternate between greedy and sampled steps

@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
+from evals.training.corrupt import corrupt_step
+from evals.training.gsm_mini import (
+    Content,
+    Problem,
+    step_content,
+    step_slots,
+    train_problem,
+    true_values,
+)
+from evals.training.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
+from evals.training.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
@@ -18,17 +29,6 @@ from stepspec.chat.prompts import (
     JudgePrompt,
     selection_line,
 )
-from stepspec.evaluation.generators.gsm_mini import (
-    Content,
-    Problem,
-    step_content,
-    step_slots,
-    train_problem,
-    true_values,
-)
-from stepspec.evaluation.generators.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
 
 SYSTEM_SHARE = 0.1
 PROPOSED_SHARE = 0.6  # share of judged problems that have steps from the draft

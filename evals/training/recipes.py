@@ -17,7 +17,7 @@ of order and could ask for totals of three.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepspec.evaluation.generators.wording import Voice
+from evals.training.wording import Voice
 
 
 @dataclass(frozen=True)

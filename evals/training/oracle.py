@@ -1,8 +1,8 @@
 """Oracle that judges steps: a step is correct if it follows from the problem and the preceding steps.
 
 The oracle uses the problem's graph, so it is only for tests, training and calibration. A judge that used it at run time
-would know the answer. The oracle parses a step as a sequence of clauses of `generators.wording`, in any order. A true
-sentence in other words counts as incorrect.
+would know the answer. The oracle parses a step as a sequence of clauses of `evals.training.wording`, in any order. A
+true sentence in other words counts as incorrect.
 """
 
 import re
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import get_args
 
-from stepspec.evaluation.generators.gsm_mini import Kind, Problem, Relation, Scene, true_values
-from stepspec.evaluation.generators.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
+from evals.training.gsm_mini import Kind, Problem, Relation, Scene, true_values
+from evals.training.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
 
 _NAME = "[A-Z][a-z]{0,20}"
 _NUMBER = "[0-9]{1,6}"

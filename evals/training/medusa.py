@@ -1,4 +1,4 @@
-"""Train Medusa heads for the embedded target: `python -m stepspec.mini.train --medusa`.
+"""Train Medusa heads for the embedded target: `python -m evals.training.train --medusa`.
 
 The target's weights stay fixed (Medusa-1, arXiv:2401.10774). From the target's hidden state at a position, head k
 learns the token k + 2 positions later. The texts are solutions of training problems in the target's voice.
@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from evals.training.batches import PART, Batches
+from evals.training.forward import forward_hidden
+from evals.training.recipes import Stage
+from evals.training.sequences import NOT_LEARNED, SequenceMaker
+from evals.training.tokenizer import load_tokenizer
 from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads
-from stepspec.mini.batches import PART, Batches
-from stepspec.mini.forward import forward_hidden
-from stepspec.mini.recipes import Stage
-from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker
-from stepspec.mini.tokenizer import load_tokenizer
 
 NUM_HEADS = 4
 LEARNING_RATE = 2e-3

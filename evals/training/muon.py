@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepspec.mini.forward import COMPUTE_DTYPE
+from evals.training.forward import COMPUTE_DTYPE
 
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.775, 2.0315)

@@ -1,7 +1,7 @@
-"""Write the measured figures into the embedded pair's model card: `python -m stepspec.mini.card`.
+"""Write the measured figures into the embedded pair's model card: `python -m evals.training.card`.
 
 The prose of the card, `README.md`, is written by hand. The tables between its markers come from the weights and from
-`figures.json` beside them, which `python -m stepspec.mini.measure PART --save` writes.
+`figures.json` beside them, which `python -m evals.training.measure PART --save` writes.
 """
 
 import json
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evals.training.measure import BATCHES, PASS_TOKENS
 from stepspec.api.pairs import file_hash
 from stepspec.evaluation.report import with_block
 from stepspec.mini import WEIGHTS
-from stepspec.mini.measure import BATCHES, PASS_TOKENS
 
 Figures = dict[str, Any]
 

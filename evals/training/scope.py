@@ -1,4 +1,4 @@
-"""Set the bound below which a prompt counts as out of scope for the embedded pair: `python -m stepspec.mini.scope`.
+"""Set the bound below which a prompt counts as out of scope for the embedded pair: `python -m evals.training.scope`.
 
 The bound is a low quantile of the target's mean log-probability over prompts like those that the pair was trained on.
 """
@@ -10,12 +10,12 @@ import json
 
 import numpy as np
 
+from evals.training.gsm_mini import load_split
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import FILE, PairScope, mean_logprob
 from stepspec.chat.prompts import checked_messages, encode_messages
 from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.evaluation.generators.gsm_mini import load_split
 
 NUM_PROMPTS, QUANTILE = 4_000, 0.0025
 TOGETHER = 16

@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stepspec.evaluation.generators.gsm_mini import Content, Kind, Problem, Relation, step_content
-from stepspec.evaluation.generators.wording import FRACTIONS
+from evals.training.gsm_mini import Content, Kind, Problem, Relation, step_content
+from evals.training.wording import FRACTIONS
 
 OTHER_KINDS: Mapping[Kind, tuple[Kind, ...]] = {"more": ("fewer", "times"), "fewer": ("more",), "times": ("more",)}
 SLIPS = (-10, -2, -1, 1, 2, 10)

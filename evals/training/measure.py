@@ -1,4 +1,4 @@
-"""Measure the figures of a pair's model card: `python -m stepspec.mini.measure PART`.
+"""Measure the figures of a pair's model card: `python -m evals.training.measure PART`.
 
 - `solutions`: the share of problems that each model solves, the share of right steps, and the step length;
 - `judging`: how well each score of the target separates right and wrong steps of the draft;
@@ -8,7 +8,7 @@
 - `probes`: passes and time of the target to judge a step, with no, one and three questions after it.
 
 The problems' oracle decides which steps are right. Each part prints JSON. With `--save`, it also stores the figures in
-`figures.json` beside the pair's model card. `stepspec.mini.card` builds the card's tables from that file. The default
+`figures.json` beside the pair's model card. `evals.training.card` builds the card's tables from that file. The default
 problems are the test split of gsm-mini. Thresholds are chosen on `--split calibration`.
 """
 
@@ -28,6 +28,9 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
+from evals.training.corrupt import corrupt_step
+from evals.training.gsm_mini import Problem, Split, load_split, true_values
+from evals.training.oracle import Oracle, same_content, step_correctness
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -51,12 +54,9 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.evaluation.generators.gsm_mini import Problem, Split, load_split, true_values
 from stepspec.evaluation.stats import wilson
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.mini import WEIGHTS
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, same_content, step_correctness
 
 Figures = dict[str, Any]
 Result = TypeVar("Result")
@@ -384,7 +384,7 @@ async def measure(part: str, num_problems: int | None = None, folder: Path = WEI
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measure a pair.")
+    parser = argparse.ArgumentParser(prog="python -m evals.training.measure", description="Measure a pair.")
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--problems", type=int, help="number of problems (default: the part's own number)")
     parser.add_argument("--split", choices=get_args(Split), default="test", help="split of the problems (test)")

@@ -4,12 +4,18 @@ A problem is a small graph. Each person has one quantity, which is given directl
 question asks for one person's quantity or for a derived value: a total, a difference, an equal share or a price. Each
 relation that the answer needs is one step. The module does not depend on models or tokenizers.
 `evals.training.wording` has the phrasings. `evals.training.oracle` judges steps against the same graph.
+
+`python -m evals.training.gsm_mini` writes the splits that ship with stepspec to `evals/data`, and prints their hashes.
 """
 
+import gzip
 import hashlib
+import itertools
+import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from evals.training.wording import FRACTIONS, STATEMENTS, Voice, draw_wording, unmarked
@@ -17,6 +23,9 @@ from evals.training.wording import FRACTIONS, STATEMENTS, Voice, draw_wording, u
 VERSION = 2
 Split = Literal["train", "calibration", "test"]
 SPLIT_SIZES: Mapping[Split, int | None] = {"train": None, "calibration": 10_000, "test": 10_000}
+NUM_SHIPPED: Mapping[Split, int] = {"train": 1_000, "calibration": 10_000, "test": 10_000}
+"""Number of problems in the file of a split. Training takes its problems from here, and not from the file."""
+DATA = Path(__file__).parents[1] / "data"
 MAX_VALUE = 99
 LEVEL_WEIGHTS: Mapping[int, int] = {3: 30, 4: 26, 5: 18, 6: 11, 7: 6, 8: 4, 9: 3, 10: 2}
 # Training also has shorter problems, because people try a model with them.
@@ -373,3 +382,22 @@ def _problem_at(split: Split, index: int, max_level: int = max(LEVEL_WEIGHTS)) -
         problem = draw_problem(rng, id, rng.choices(levels, [weights[level] for level in levels])[0])
         if split_of(problem.question) == split:
             return problem
+
+
+def shipped_row(problem: Problem) -> dict[str, str | int]:
+    """Return what a file of a split has of a problem."""
+    return {"id": problem.id, "question": problem.question, "answer": str(problem.answer), "level": problem.level}
+
+
+def main() -> None:
+    """Write the files, in the same bytes at every time."""
+    for split, size in NUM_SHIPPED.items():
+        problems = itertools.islice(load_split(split), size)
+        lines = "".join(json.dumps(shipped_row(problem)) + "\n" for problem in problems)
+        path = DATA / f"gsm-mini-{split}.jsonl.gz"
+        path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        print(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -63,6 +63,7 @@ chromium:
 		echo "There is no chromium; the tests that need it are skipped."
 
 demo: $(DEMO_INSTALLED)  ## compare policies on the embedded pair of models
+	@echo "Comparing policies on 30 problems of gsm-mini."
 	@$(BIN)/stepspec eval gsm-mini --limit 30
 
 env: $(INSTALLED)  ## make the whole environment, which check and test use

@@ -1,45 +1,68 @@
-"""What requests to one replica cost, by the number of concurrent requests: the file that `stepspec size` reads."""
+"""What requests to one replica cost, by the number of concurrent requests: measures what `stepspec size` reads."""
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rich.table import Table
-
-from evals.bench.service.client import Client, Exchange, chat_request
-from evals.bench.service.concurrency import MAX_TOKENS, Progress
-from evals.bench.service.load import closed_loop
-from evals.bench.service.process import Service
-from evals.bench.speed import cells_table
 from stepspec.api.loading import Pair
+from stepspec.base.extras import from_extra
 from stepspec.errors import EngineError
-from stepspec.evaluation.report.cells import percent, seconds
-from stepspec.sizing.costs import MAX_FAILED, Costs, LoadCosts, ModelMemory, nearest_rank
+from stepspec.sizing.costs import MAX_FAILED, LoadCosts, ModelMemory
+from stepspec.sizing.process import cpu_s
 
+with from_extra("size", "stepspec costs service"):
+    import httpx
+
+CHAT = "/v1/chat/completions"
+MAX_TOKENS = 640
 MAX_DURATIONS = 300
 MIN_ROUNDS = 4
 """Least requests for each concurrent one."""
 PARTS: Sequence[str] = ("target", "draft", "judge", "controller", "busy_target", "busy_draft", "busy_judge")
 """Seconds that are recorded for 1,000 committed tokens."""
 TIMEOUT_S = 600.0
+IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again. uvicorn closes it after 5 s."""
 
+Body = Mapping[str, Any]
+"""Fields of a request for a chat completion."""
 CpuSeconds = Callable[[], Mapping[str, float]]
 """Returns the processor seconds of the service so far, by process."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer. `ended` is a time of `time.perf_counter`."""
+
+    response: httpx.Response
+    seconds: float
+    ended: float
+
+
+def make_client(url: str) -> httpx.AsyncClient:
+    """Return a client of a service on this machine, without a limit of connections."""
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+
+
 async def service_costs(
-    service: Service,
+    url: str,
+    pid: int,
     questions: Iterable[str],
     loads: Sequence[int],
     requests: int,
     temperature: float,
-    progress: Progress,
+    progress: Callable[[None, int, int], None],
 ) -> list[LoadCosts]:
     """Measure what requests to a service cost.
 
     Args:
-        service: the service, in one process.
+        url: the service's URL, without a path.
+        pid: id of the one process of the service.
         questions: the questions, enough for all requests and those that warm up.
         loads: numbers of concurrent requests.
         requests: measured requests at each of them.
@@ -50,18 +73,23 @@ async def service_costs(
         EngineError: more than 1% of the requests fail, or too few remain to measure.
     """
     found, rest = list[LoadCosts](), iter(questions)
-    async with Client(service.address, TIMEOUT_S) as client:
+    about: Body = {"temperature": temperature, "max_tokens": MAX_TOKENS}
+    async with make_client(url) as client:
         for number in loads:
-            asked = [
-                chat_request(question, seed=seed, temperature=temperature, max_tokens=MAX_TOKENS)
-                for seed, question in enumerate(islice(rest, number + requests))
-            ]
-            found.append(await load_costs(client, asked, number, lambda: {"service": service.cpu_s}))
+            asked = [chat_body(text, seed=seed, **about) for seed, text in enumerate(islice(rest, number + requests))]
+            found.append(await load_costs(client, asked, number, lambda: {"service": cpu_s(pid)}))
             progress(None, len(found), len(loads))
     return found
 
 
-async def load_costs(client: Client, asked: Sequence[bytes], concurrency: int, cpu_s: CpuSeconds) -> LoadCosts:
+def chat_body(question: str, **fields: Any) -> Body:
+    """Return the fields of a request that asks a question."""
+    return {"messages": [{"role": "user", "content": question}], **fields}
+
+
+async def load_costs(
+    client: httpx.AsyncClient, asked: Sequence[Body], concurrency: int, cpu_s: CpuSeconds
+) -> LoadCosts:
     """Send requests, a number of them concurrently, and return what they cost. The first round warms up.
 
     Throughput counts from the first round of answers to the last, because fewer requests run at the end.
@@ -69,29 +97,52 @@ async def load_costs(client: Client, asked: Sequence[bytes], concurrency: int, c
     Raises:
         EngineError: more than 1% of the requests fail, or too few remain to measure.
     """
-    await closed_loop(client, asked[:concurrency], concurrency)
+    await _closed_loop(client, asked[:concurrency], concurrency)
     requests, before = asked[concurrency:], cpu_s()
-    found = await closed_loop(client, requests, concurrency)
+    answers = await _closed_loop(client, requests, concurrency)
     after = cpu_s()
-    answered = [each for each in found if each.answered]
-    num_failed = len(found) - len(answered)
-    if num_failed > MAX_FAILED * len(found) or len(answered) < MIN_ROUNDS * concurrency:
+    num_failed = len(requests) - len(answers)
+    if num_failed > MAX_FAILED * len(requests) or len(answers) < MIN_ROUNDS * concurrency:
         raise EngineError(
-            f"{num_failed} of {len(found)} requests failed at concurrency {concurrency}. Read the log of the service."
+            f"{num_failed} of {len(requests)} requests failed at concurrency {concurrency}. Read the log of the "
+            "service."
         )
-    ends = [each.ended for each in answered if each.ended is not None]
-    first, last = ends[concurrency - 1], ends[-concurrency - 1]
+    first, last = answers[concurrency - 1].ended, answers[-concurrency - 1].ended
+    responses = [each.response for each in answers]
     return LoadCosts(
         concurrency=concurrency,
-        requests=len(found),
+        requests=len(requests),
         failed=num_failed,
-        requests_per_s=(len(ends) - 2 * concurrency) / (last - first),
-        durations_s=thinned(sorted(each.seconds for each in answered), MAX_DURATIONS),
-        cpu_ms={part: 1000 * (after[part] - before[part]) / len(found) for part in before},
-        request_bytes=sum(map(len, requests)) / len(requests),
-        response_bytes=sum(map(_response_bytes, answered)) / len(answered),
-        **_of_answers([each.json() for each in answered]),
+        requests_per_s=(len(answers) - 2 * concurrency) / (last - first),
+        durations_s=thinned(sorted(each.seconds for each in answers), MAX_DURATIONS),
+        cpu_ms={part: 1000 * (after[part] - before[part]) / len(requests) for part in before},
+        request_bytes=sum(_num_bytes(each.request) for each in responses) / len(responses),
+        response_bytes=sum(map(_num_bytes, responses)) / len(responses),
+        **_of_answers([each.json() for each in responses]),
     )
+
+
+async def _closed_loop(client: httpx.AsyncClient, asked: Iterable[Body], concurrency: int) -> list[Answer]:
+    """Send all requests, a number of them concurrently, and return the complete answers in the order of their ends."""
+    waiting, found = iter(asked), list[Answer]()
+
+    async def work() -> None:
+        for body in waiting:
+            since = time.perf_counter()
+            try:
+                response = await client.post(CHAT, json=body)
+            except httpx.TransportError:
+                continue
+            ended = time.perf_counter()
+            if response.is_success and response.json().get("choices"):
+                found.append(Answer(response, ended - since, ended))
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return found
+
+
+def _num_bytes(message: httpx.Request | httpx.Response) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in message.headers.raw) + len(message.content)
 
 
 def thinned(ordered: Sequence[float], most: int) -> list[float]:
@@ -115,11 +166,6 @@ def memory_of(pair: Pair) -> dict[str, ModelMemory]:
     return found
 
 
-def _response_bytes(found: Exchange) -> int:
-    head = sum(len(name) + len(value) + 4 for name, value in found.headers.items())
-    return head + len(found.body)
-
-
 def _of_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of `LoadCosts` that the answers report."""
     counts, times, usage = Counter[str](), Counter[str](), Counter[str]()
@@ -138,29 +184,3 @@ def _of_answers(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "prompt_tokens": usage["prompt"] / number,
         "cached_share": usage["cached"] / usage["prompt"] if usage["prompt"] else None,
     }
-
-
-TIMED: Sequence[str] = ("target", "judge", "draft", "controller")
-HEADS = ("concurrency", "requests/s", "p50", "p95", *TIMED, "accepted", "CPU", "bytes")
-
-
-def rows_of(found: Costs) -> list[list[str]]:
-    """Return the cells of a table, by `HEADS`."""
-    return [
-        [
-            str(each.concurrency),
-            f"{each.requests_per_s:.2f}",
-            *(seconds(nearest_rank(each.durations_s, share)) for share in (0.5, 0.95)),
-            *(seconds(each.seconds_per_1000[part]) for part in TIMED),
-            percent(each.step_acceptance),
-            " + ".join(f"{spent:.1f} ms {part}" for part, spent in each.cpu_ms.items()),
-            f"{each.request_bytes:,.0f} + {each.response_bytes:,.0f}",
-        ]
-        for each in found.loads
-    ]
-
-
-def costs_table(found: Costs) -> Table:
-    """Return a terminal table by concurrent requests. Seconds of the parts are for 1,000 committed tokens."""
-    title = f"{found.policy} on {found.benchmark}: requests, seconds for 1,000 committed tokens, and a request's CPU"
-    return cells_table(title, HEADS, rows_of(found))

@@ -118,8 +118,8 @@ def healthy(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> 
             [*command, "--host", HOST, "--port", str(address.port)]
             for command, address in zip(commands, addresses, strict=True)
         ]
-        running = [stack.enter_context(running(each, variables)) for each in whole]
-        for (process, log), address in zip(running, addresses, strict=True):
+        processes = [stack.enter_context(running(each, variables)) for each in whole]
+        for (process, log), address in zip(processes, addresses, strict=True):
             wait_until(process, log, lambda _, address=address: _is_healthy(address) or None)
         yield addresses
 

@@ -1,4 +1,4 @@
-"""`stepspec bench service affinity`: its load, the counters it reads, and hit rates that its limits must find."""
+"""The measurement `service.affinity`: its load, the counters it reads, and hit rates that its limits must find."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`stepspec bench service`: the load generator against known delays, and faults of a service that checks must find."""
+"""Measurements of the service: the load generator against known delays, and faults of a service that checks must find."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
+from evals.bench.__main__ import app
 from evals.bench.service.client import Address, Client, Exchange, chat_request
 from evals.bench.service.concurrency import AtConcurrency, Concurrency, at_concurrency, models_of
 from evals.bench.service.faults import EndFigures, FaultFigures, Faults, end_under_load, faults
@@ -25,7 +26,6 @@ from evals.bench.service.process import Service, StartedService, scripted_comman
 from evals.bench.service.records import Scenario, rows_of
 from evals.bench.service.script import Script
 from evals.bench.service.streams import StreamFigures, Streams, streams
-from stepspec.cli import app
 from stepspec.evaluation.records import Percentiles
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
@@ -400,7 +400,7 @@ def test_throughput_is_checked_against_the_target_and_against_one_request(
 
 def test_the_command_writes_its_figures_and_ends_with_1_if_one_is_past_its_limit(tmp_path: Path) -> None:
     file = tmp_path / "instant.json"
-    arguments = ["bench", "service", "instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
+    arguments = ["service.instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
     result = CliRunner().invoke(app, arguments)
     found = Instant.model_validate_json(file.read_text("utf-8"))
     assert found.figures.failed == 0

@@ -22,6 +22,7 @@ from stepspec.base.files import list_data_files
 from stepspec.cli import app
 from stepspec.cli.progress import columns
 from stepspec.engines.protocol import SAMPLING_NUMBERS
+from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 
 QUESTION = "What is 1 + 1?"
@@ -101,7 +102,9 @@ def test_help_is_complete_and_nothing_in_it_is_truncated(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     words, command = "".join(text.split()), COMMANDS[name]
     sentences = [command.help, *(each.help for each in command.params)]
-    sentences += [each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values()]
+    sentences += [
+        each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values() if not each.hidden
+    ]
     for sentence in sentences:
         assert sentence
         assert "".join(sentence.split()) in words  # lines may also break after hyphens
@@ -119,12 +122,18 @@ def test_help_is_complete_and_nothing_in_it_is_truncated(name: str) -> None:
         ("stepspec run Why --policy specr", ["specreason", "specreason-decode"]),
         ("stepspec serve --policy specreason-", ["specreason-decode"]),
         ("stepspec grade x --grader i", ["integer"]),
-        ("stepspec bench engine --drafter m", ["medusa"]),
+        ("stepspec costs s", ["service"]),
     ],
 )
 def test_the_shell_completes_commands_and_names(typed: str, completed: list[str]) -> None:
     env = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_STEPSPEC_COMPLETE": "complete_bash"}
     assert CliRunner().invoke(app, [], prog_name="stepspec", env=env).output.split() == completed
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "service", "costs", "--requests", "20"]])
+def test_the_benchmarks_that_moved_say_where_they_are(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"python -m evals\.bench in a checkout.*stepspec costs service"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_completion_can_be_installed() -> None:

@@ -30,14 +30,14 @@ def blocks(language: str) -> list[str]:
 
 def test_generated_sections_are_up_to_date() -> None:
     found = {file: file.read_text("utf-8") for file in generated(ROOT)}
-    assert found == generated(ROOT), "Run python -m evals.bench.documents."
+    assert found == generated(ROOT), "Run python -m evals.bench documents."
 
 
 def test_plots_show_the_figures_of_the_results() -> None:
     """Tooltips have the figures; lines and fonts depend on matplotlib's version."""
     stored = {file: file.read_text("utf-8") for file in (ROOT / PLOTS).glob("*.svg")}
     fresh = images(ROOT)
-    assert stored.keys() == fresh.keys(), "Run python -m evals.bench.documents."
+    assert stored.keys() == fresh.keys(), "Run python -m evals.bench documents."
     for file, text in fresh.items():
         titles = re.findall(r"<title>.*?</title>", text)
         assert titles

@@ -1,4 +1,4 @@
-"""The clients of `stepspec bench agent`: LangChain's `create_agent` with `ChatOpenAI`, and the package `openai`."""
+"""The clients of the agents: LangChain's `create_agent` with `ChatOpenAI`, and the package `openai`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from langchain.tools import BaseTool, tool
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
 
-from evals.bench.agent import MAX_REQUESTS, MAX_TOKENS, Begin, Reply
+from evals.bench.agent_runs import MAX_REQUESTS, MAX_TOKENS, Begin, Reply
 from evals.bench.agent_tasks import Call, Task, Tool
 
 TIMEOUT_S = 300.0

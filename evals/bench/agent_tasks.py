@@ -1,4 +1,4 @@
-"""Tasks for `stepspec bench agent`: three questions in one conversation, each of which needs a tool.
+"""Tasks for `python -m evals.bench agent`: three questions in one conversation, each of which needs a tool.
 
 The second and the third question refer to the result before them ("Convert this temperature to Fahrenheit."), and every
 result is made up, so that no question can be answered without the tools. Tasks with the same seed are the same.

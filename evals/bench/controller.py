@@ -11,11 +11,17 @@ import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
-from evals.bench.speed import ControllerCost
+import typer
+
+from evals.bench.speed import ControllerCost, ControllerCosts, controller_table
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
+from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.cli.output import JsonOption, finish
+from stepspec.engines.hugging_face import load_tokenizer
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     EVERYTHING,
@@ -29,6 +35,9 @@ from stepspec.engines.protocol import (
     Verification,
     Verify,
 )
+from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.conversation import Conversation
+from stepspec.evaluation.machine import conditions
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
@@ -184,3 +193,39 @@ def _transported(tokenizer: Tokenizer, context: int, transport: Transport) -> tu
 def _prompt(engine: InstantEngine, context: int) -> list[int]:
     """Return `context` token ids of plain text."""
     return list(islice(cycle(engine.steps[0]), context))
+
+
+def main(
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens in the prompt. Default: 100, 1000, 8000 and 32000.")
+    ] = None,
+    concurrent: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 16 and 256.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time the controller with an engine that answers instantly, and separately the encoding of remote requests."""
+    about, tokenizer = conditions(), embedded_tokenizer()
+    found = [
+        asyncio.run(controller_cost(tokenizer, length, count, _http_transport(tokenizer)))
+        for length in context or (100, 1000, 8000, 32000)
+        for count in concurrent or (1, 16, 256)
+    ]
+    costs = ControllerCosts.model_validate({**about, "policy": POLICY, "results": found})
+    finish([controller_table(costs)], costs, json_file)
+
+
+def embedded_tokenizer() -> Tokenizer:
+    """Return the tokenizer of the embedded pair."""
+    return load_tokenizer(str(find_pair(EMBEDDED_NAME) / "target"))
+
+
+def _http_transport(tokenizer: Tokenizer) -> Transport:
+    """Return a transport that encodes requests like the remote engine."""
+    address = Address("http://localhost/v1")
+
+    def begin(buffer: TokenBuffer) -> Callable[[], int]:
+        sent = Conversation(address, tokenizer, buffer, as_ids=True)
+        return lambda: len(sent.body(buffer, {}))
+
+    return begin

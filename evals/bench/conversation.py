@@ -5,21 +5,35 @@ answer each question after the same text. It shows what the length of a context 
 is: no question depends on an earlier one.
 """
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
+from evals.bench.problems import BENCHMARK
 from evals.bench.speed import cells_table, with_interval
+from evals.training.gsm_mini import load_split
+from stepspec.api.loading import load_pair
 from stepspec.api.session import StepSpec
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
+from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import Sampling
+from stepspec.errors import UsageError
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.cells import count
 from stepspec.evaluation.report.conditions import models_in_words
+from stepspec.evaluation.running.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_rates
 
 EDGES = (500, 1000, 2000, 4000)
@@ -49,7 +63,7 @@ class AtContext(Record):
 
 
 class Conversations(Conditions):
-    """The file that `stepspec bench conversation --json` writes."""
+    """The file that `python -m evals.bench conversation --json` writes."""
 
     version: Literal[1] = 1
     benchmark: str
@@ -181,3 +195,47 @@ def in_words(found: Conversations) -> str:
 def conversations_table(found: Conversations) -> Table:
     """Return a terminal table by context length."""
     return cells_table(f"{found.conversations} conversations, by tokens before the answer", HEADS, rows_of(found))
+
+
+def main(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: target, token and stepspec.")
+    ] = None,
+    conversations: Annotated[int, typer.Option(min=1, help="Number of conversations.")] = 10,
+    context: Annotated[int, typer.Option(min=1, help="Tokens after which a conversation ends.")] = 4000,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare policies over long conversations of small problems, by the length of the context."""
+    asked = cycle((each.question, str(each.answer)) for each in load_split("test"))
+    about, models = conditions(), load_pair(target, draft, pair=pair, notes=False)
+    longest = min(engine.max_context for engine in (models.target, models.draft) if engine is not None)
+    if context >= longest:
+        raise UsageError(f"--context {context:,} leaves no room in the models' context of {longest:,} tokens.")
+    with asyncio.Runner() as runner, make_meter() as meter, Grading("number") as grading:
+        specs = {
+            Path(each).stem: StepSpec(policy=each, pair=models) for each in policy or ("target", "token", "stepspec")
+        }
+        meter.begin("conversations")
+
+        def correct(text: str, answer: str) -> bool:
+            return grading.grade(text, answer).status == "correct"
+
+        results = runner.run(converse(specs, asked, conversations, context, temperature, correct, meter.show))
+        engines = engine_records(models)
+        runner.run(models.aclose())
+    found = Conversations.model_validate(
+        {
+            **about,
+            "benchmark": BENCHMARK,
+            "temperature": temperature,
+            "conversations": conversations,
+            "context": context,
+            "engines": engines,
+            "results": results,
+        }
+    )
+    finish([conversations_table(found)], found, json_file)

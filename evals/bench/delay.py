@@ -1,4 +1,4 @@
-"""A relay on loopback that delays what it passes on, like a long way to a server: `python -m evals.bench.delay`.
+"""A relay on loopback that delays what it passes on, like a long way to a server.
 
 Each direction takes half of the round trip, and a new connection takes a whole one before its first bytes leave. Chunks
 of a stream are shifted, not slowed: each waits for its own time alone. There may be about 500 connections.
@@ -7,14 +7,16 @@ The relay runs in a process of its own, because the event loop of a measurement 
 timers are late by some tenths of a millisecond, so measure the round trip too.
 """
 
-import argparse
 import asyncio
 import selectors
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from typing import Annotated
 from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import typer
 
 from stepspec.errors import EngineError, UsageError
 
@@ -111,7 +113,7 @@ def far(address: str, round_trip_s: float) -> Generator[str]:
         EngineError: the relay does not start.
     """
     parts = _parts(address)
-    command = [sys.executable, "-m", "evals.bench.delay", str(parts.hostname), str(parts.port), str(round_trip_s)]
+    command = [sys.executable, "-m", "evals.bench", "delay", str(parts.hostname), str(parts.port), str(round_trip_s)]
     # In a session of its own, so that Ctrl-C does not end it before those who use it.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -130,19 +132,13 @@ async def _serve(relay: Relay) -> None:
     await server.serve_forever()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.delay", description="Delay a server's answers.")
-    parser.add_argument("host")
-    parser.add_argument("port", type=int)
-    parser.add_argument("seconds", type=float, help="round trip in seconds")
-    given = parser.parse_args(arguments)
+def main(
+    host: Annotated[str, typer.Argument(help="Host of the server.")],
+    port: Annotated[int, typer.Argument(help="Port of the server.")],
+    seconds: Annotated[float, typer.Argument(min=0, help="Round trip in seconds.")],
+) -> None:
+    """Delay a server's answers, until Ctrl-C."""
     # epoll waits in whole milliseconds, which is too coarse for a round trip of one.
     runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector()))
     with runner, suppress(KeyboardInterrupt):
-        runner.run(_serve(Relay(given.host, given.port, given.seconds)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        runner.run(_serve(Relay(host, port, seconds)))

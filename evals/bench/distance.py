@@ -4,16 +4,18 @@ Every policy runs with both models in this process, and those that use the draft
 All of them take turns problem by problem, so that they share what the machine does.
 """
 
+import asyncio
 import tomllib
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tomlkit
+import typer
 from rich.table import Table
 
 from evals.bench.delay import far
@@ -22,12 +24,18 @@ from evals.bench.speed import UNKNOWN, cells_table, with_interval
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair, choose_models, close_now, load_pair
 from stepspec.api.session import StepSpec
-from stepspec.base.extras import from_extra
+from stepspec.cli.completing import names_of
+from stepspec.cli.options import PairOption, SeedOption
+from stepspec.cli.output import JsonOption, finish
+from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import Distant, Sampling
+from stepspec.engines.remote.replicas import Replicas
 from stepspec.errors import EngineError, UsageError
 from stepspec.evaluation.benchmark import Benchmark
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
 from stepspec.evaluation.report.conditions import models_in_words
+from stepspec.evaluation.running import load_benchmark, load_problems
 from stepspec.evaluation.running.conditions import Settings, engine_record
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve
 from stepspec.evaluation.running.problems import ProblemSet
@@ -75,7 +83,7 @@ class AtDistance(Record):
 
 
 class Distances(Conditions):
-    """The file that `stepspec bench distance --json` writes."""
+    """The file that `python -m evals.bench distance --json` writes."""
 
     version: Literal[1] = 1
     benchmark: str
@@ -131,8 +139,6 @@ def places(pair: str | None, draft: str, round_trips_ms: Sequence[float]) -> Gen
         UsageError: the server's model has another vocabulary than the pair's draft.
         UsageError, ModelError, EngineError: see `load_pair` and `far`.
     """
-    with from_extra("remote", "stepspec bench distance"):
-        from stepspec.engines.remote.replicas import Replicas
     opened: list[Any] = []
     with ExitStack() as relays:
         addresses = [relays.enter_context(far(draft, each / 1000)) for each in round_trips_ms]
@@ -279,3 +285,43 @@ def in_words(found: Distances) -> str:
 def distances_table(found: Distances) -> Table:
     """Return a terminal table of the policies by distance."""
     return cells_table("The draft at a distance", HEADS, rows_of(found))
+
+
+def main(
+    draft: Annotated[str, typer.Option(help="A server with the pair's draft, as http://HOST:PORT/v1#NAME.")],
+    pair: PairOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy; repeat it for several. Default: token, specreason, stepspec and lookahead. The target is "
+            "always included."
+        ),
+    ] = None,
+    round_trip: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=10_000,
+            metavar="MS",
+            help="Milliseconds to the draft and back; repeat it for several. Default: 0, 1, 5 and 20.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems; an interval needs 10.")] = 50,
+    benchmark: Annotated[str, typer.Option(help="A benchmark.", autocompletion=names_of("evals"))] = "gsm-mini",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what a round trip to the draft costs each policy, with the draft's server behind a delaying relay."""
+    name, loaded = load_benchmark(benchmark)
+    problems, about = load_problems(loaded, None, limit), conditions()
+    names = list(dict.fromkeys([BASELINE, *(policy or POLICIES)]))
+    trips = list(dict.fromkeys(round_trip or ROUND_TRIPS_MS))
+    settings = Settings(seed, temperature=temperature)
+    with places(pair, draft, trips) as found, asyncio.Runner() as runner, make_meter() as meter:
+        meter.begin("requests")
+        run = distances(found, names, (name, loaded), problems, settings, meter.show)
+        results, engines = runner.run(run), engines_of(found)
+    about |= {"benchmark": name, "temperature": temperature, "seed": seed, "engines": engines}
+    measured = Distances.model_validate({**about, "results": results})
+    finish([distances_table(measured)], measured, json_file)

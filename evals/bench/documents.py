@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks, plots and stored reports: `python -m evals.bench.documents`, in a checkout.
+"""Rewrite all generated blocks, plots and stored reports of the documents.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -8,13 +8,12 @@ import ast
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evals.bench import agent, conversation, distance, exactness, overhead, servers
+from evals.bench import agent_runs, conversation, distance, exactness, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
 from evals.bench.ideal import ideals_block
@@ -33,7 +32,7 @@ from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdo
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
     Drafts,
@@ -73,7 +72,7 @@ def _wire_in_words(costs: WireCosts) -> str:
 
 
 class Measured(NamedTuple):
-    """What a file of `stepspec bench NAME --json` holds: its model, heads and rows of its table, and its conditions."""
+    """What a file of a measurement holds: its model, heads and rows of its table, and its conditions."""
 
     model: type[Conditions]
     heads: Sequence[str]
@@ -83,7 +82,7 @@ class Measured(NamedTuple):
 
 
 MEASURED: Mapping[str, Measured] = {
-    "agent": Measured(agent.Agents, agent.HEADS, agent.rows_of, agent.in_words),
+    "agent": Measured(agent_runs.Agents, agent_runs.HEADS, agent_runs.rows_of, agent_runs.in_words),
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
@@ -189,7 +188,7 @@ def measured_block(name: str, file: Path) -> str:
 
 
 def speeds_block(file: Path) -> str:
-    """Return the table of a file of `stepspec bench engine` and its conditions."""
+    """Return the table of a file of `python -m evals.bench engine` and its conditions."""
     speeds = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
     prompt = "prompt" if speeds.synthetic else "prompt of gsm-mini"
     models = models_in_words({"target": speeds.engine, "draft": speeds.draft})
@@ -199,12 +198,12 @@ def speeds_block(file: Path) -> str:
 
 
 def scenario_page(file: Path) -> str:
-    """Return the page that shows a file of `stepspec bench service`."""
+    """Return the page that shows a file of `python -m evals.bench service.NAME`."""
     return "docs/many-machines.md" if file.stem in ON_MANY_MACHINES else "docs/service.md"
 
 
 def scenario_block(file: Path) -> str:
-    """Return Markdown tables of a file of `stepspec bench service`, and where it was measured."""
+    """Return Markdown tables of a file of `python -m evals.bench service.NAME`, and where it was measured."""
     found = SCENARIOS[file.stem].model_validate_json(file.read_text("utf-8"))
     tables, about = [markdown_table(records.HEADS, records.rows_of(found))], found.title
     if found.details is not None:
@@ -282,25 +281,13 @@ def columns_block() -> str:
     return "\n".join(["| column | meaning |", "|:--|:--|", *rows])
 
 
-def main() -> int:
-    """Rewrite the documents of the checkout that contains this package."""
-    try:
-        root = package_folder().parent
-        texts, plots = generated(root), images(root)
-        for file, text in (texts | plots).items():
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(text, "utf-8")
-        for stale in (root / PLOTS).glob("*.svg"):
-            if stale not in plots:
-                stale.unlink()
-    except OSError as error:
-        print(f"Cannot rewrite {error.filename}: {error.strerror}. Run this in a checkout.", file=sys.stderr)
-        return 1
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main() -> None:
+    """Rewrite the generated blocks, plots and stored reports of the checkout that contains this package."""
+    root = package_folder().parent
+    texts, plots = generated(root), images(root)
+    for file, text in (texts | plots).items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    for stale in (root / PLOTS).glob("*.svg"):
+        if stale not in plots:
+            stale.unlink()

@@ -1,4 +1,4 @@
-"""Speed of the torch engine and of transformers' generation, measured in one run for `stepspec bench engine`.
+"""Speed of the torch engine and of transformers' generation, measured in one run.
 
 All contenders continue the same prompts greedily to the same end, in turns, so that disturbances of the machine affect
 them equally. Figures are medians over turns, and a ratio is the median of the ratios of each turn. Every turn has new
@@ -9,44 +9,56 @@ with its default and with its best number of drafted tokens, which is searched b
 
 import asyncio
 import copy
+import dataclasses
 import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import PreTrainedModel
 
-from evals.bench.hooks import blind_engine, synthetic_acceptance
+from evals.bench.hooks import synthetic_acceptance
+from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
+from evals.bench.speed import EngineSpeeds, speeds_table
+from stepspec.api.loading import choose_models
+from stepspec.chat.prompts import encode_request
+from stepspec.cli.completing import one_of
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
+    CALL_DRAFTERS,
     DrafterName,
     Drafting,
     Generate,
     Sampling,
     Stop,
     TokenBuffer,
-    Verify,
     collect,
 )
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.advise.formula import expected_tokens
+from stepspec.evaluation.machine import conditions
 
 ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of drafted tokens to try for assisted generation."""
 
 PLAIN, ALONE = "plain", "plain, 1 at once"
 
+DTYPES = ("float32", "bfloat16", "float16")
+RANDOM_CONTEXT = 8192
+"""Context of random models on a GPU, where every text reserves its whole length, in tokens."""
+
 PROMPTS_PER_PLACE = 8
 """Prompts in a turn for each concurrent request."""
-
-STEP_LENGTH = 24
-"""Tokens in the steps that measure costs at different context lengths."""
 
 Work = Callable[[Sequence[list[int]], int], Awaitable[list[list[int]]]]
 """Continues prompts with a number of concurrent requests, and returns the generated token ids of each."""
@@ -309,7 +321,7 @@ class Subject:
 
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
-    """Return the figures of every contender by batch size, in the format of `stepspec bench engine --json`."""
+    """Return the figures of every contender by batch size, in the format of `python -m evals.bench engine --json`."""
     with synthetic_acceptance(plan.synthetic_acceptance):
         return await _measure(subject, prompts, plan)
 
@@ -369,36 +381,111 @@ def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, 
     return found
 
 
-async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> list[dict[str, float]]:
-    """Measure one step at each context length. The target judges, rejects and regenerates the step.
+def main(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 4 and 16.")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A drafter; repeat it for several. Default: all.",
+            autocompletion=one_of(list(CALL_DRAFTERS)),
+        ),
+    ] = None,
+    drafted: Annotated[
+        int, typer.Option(min=1, max=64, help="Tokens drafted in each round by the fixed settings.")
+    ] = 4,
+    tokens: Annotated[int, typer.Option(min=2, help="Maximum generated tokens for each prompt.")] = 200,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. Default: float32 on a CPU, bfloat16 elsewhere.",
+            autocompletion=one_of(DTYPES),
+        ),
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Number of timed repeats.")] = 3,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET[,DRAFT]", help="Use random models of these shapes, for example 8b,0.6b."),
+    ] = None,
+    synthetic_acceptance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Accept drafted tokens at random with this probability.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the speed of the torch engine with transformers' generation on the same prompts."""
+    if shape is not None and synthetic_acceptance is None and "," in shape:
+        raise UsageError("Random models never agree. Set their acceptance rate with --synthetic-acceptance.")
+    known = list(CALL_DRAFTERS)
+    for name in drafter or ():
+        if name not in known:
+            raise UsageError(unknown_name("drafter", name, known))
+    subject = load_subject(target, draft, pair, shape, dtype, RANDOM_CONTEXT)
+    names: list[Any] = drafter or subject.engine.drafters
+    plan = Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
+    prompts = _prompts(subject, plan.num_prompts)
+    about = conditions()
+    synthetic = subject.synthetic or synthetic_acceptance is not None
+    results, done = asyncio.run(measured(subject.engine, measure(subject, prompts, plan)))
+    speeds = EngineSpeeds.model_validate(
+        {
+            **about,
+            "engine": subject.engine.describe(),
+            "draft": subject.draft,
+            "synthetic": synthetic,
+            "plan": dataclasses.asdict(plan),
+            "memory_bytes": done.memory_bytes,
+            "draft_overhead": done.draft_overhead,
+            "results": results,
+        }
+    )
+    finish([*(speeds_table(each, synthetic) for each in speeds.results), speeds.memory()], speeds, json_file)
 
-    Returns:
-        One entry for each length: `context` in tokens; `ms`, milliseconds of a step; `rest_ms`, milliseconds of the
-        same steps with a model without attention; `read_again`, token ids that the target reads again for a step.
 
-    Raises:
-        ContextError: a length exceeds the model's context.
-    """
-    engine, found = subject.engine, list[dict[str, float]]()
-    async with aclosing(blind_engine(engine)) as blind:
-        for length in lengths:
-            rng = random.Random(length)
-            ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
-            texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
-            for each, text in texts.items():
-                await each.verify(Verify(text, ids[:STEP_LENGTH]))  # reads the context
-            milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
-            before = engine.metrics()
-            for turn in range(turns):
-                proposed = ids[length + turn * STEP_LENGTH :][:STEP_LENGTH]
-                for each, text in texts.items():
-                    started = time.perf_counter()
-                    await each.verify(Verify(text, proposed))
-                    chunk = await collect(each.generate(Generate(text, Sampling(), Stop(STEP_LENGTH))))
-                    milliseconds[each].append((time.perf_counter() - started) * 1000)
-                    text.append(chunk.ids)
-            done = engine.metrics() - before
-            again = (done.prompt_tokens - done.cached_tokens) / turns
-            full_ms, rest_ms = (statistics.median(milliseconds[each]) for each in (engine, blind))
-            found.append({"context": length, "ms": full_ms, "rest_ms": rest_ms, "read_again": again})
-    return found
+def load_subject(
+    target: str | None,
+    draft: str | None,
+    pair: str | None,
+    shape: str | None,
+    dtype: str | None,
+    random_context: int | None = None,
+) -> Subject:
+    """Load the models of a benchmark. `random_context` limits the context of random models, in tokens."""
+    if dtype not in (None, *DTYPES):
+        raise UsageError(unknown_name("dtype", str(dtype), DTYPES))
+    if shape is not None:
+        if any(each is not None for each in (target, draft, pair)):
+            raise UsageError("--shape makes its own models. Remove --target, --draft and --pair.")
+        names = [name.strip() for name in shape.split(",")]
+        if len(names) > 2:
+            raise UsageError(f"--shape {shape} names {len(names)} shapes. Give one, or two for a target and its draft.")
+        return Subject.random(*names, dtype=dtype, max_model_len=random_context)
+    models = choose_models(target, draft, pair)
+    draft_folder = _folder_of(models.draft) if models.draft is not None else None
+    return Subject.load(_folder_of(models.target), draft_folder, dtype, models.titles)
+
+
+def _folder_of(model: str) -> str:
+    kind, _, name = model.partition(":")
+    if kind != "torch" or not name:
+        raise UsageError(f"{model!r} is not a model of the torch engine. Write torch:FOLDER_OR_NAME.")
+    return name
+
+
+async def measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, Metrics]:
+    """Await a measurement and return its result with the engine's metrics. Frees the models."""
+    try:
+        return await measurement, engine.metrics()
+    finally:
+        await engine.aclose()
+
+
+def _prompts(subject: Subject, count: int) -> list[list[int]]:
+    """Return prompts as token ids: gsm-mini problems, or random ids for a synthetic model."""
+    if subject.synthetic:
+        rng = random.Random(0)
+        return [[rng.randrange(1000) for _ in range(128)] for _ in range(count)]
+    tokenizer = subject.engine.tokenizer
+    return [encode_request(tokenizer, question) for question in questions(count)]

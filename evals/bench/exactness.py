@@ -1,24 +1,32 @@
 """Whether policies that promise the target's own text keep the promise: greedy texts and sampled distributions."""
 
+import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
+from evals.bench.problems import BENCHMARK, questions
 from evals.bench.same_texts import parting
 from evals.bench.speed import cells_table, with_interval
-from stepspec.api.loading import Pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
+from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import Sampling
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
+from stepspec.evaluation.running.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 
 TIE = 1e-4
 """Largest difference of the log-probabilities of two tokens that rounding may decide, in nats."""
@@ -66,7 +74,7 @@ class Exactness(Record):
 
 
 class Exactnesses(Conditions):
-    """The file that `stepspec bench exact --json` writes."""
+    """The file that `python -m evals.bench exactness --json` writes."""
 
     version: Literal[1] = 1
     benchmark: str
@@ -193,3 +201,34 @@ def in_words(found: Exactnesses) -> str:
 def exactness_table(found: Exactnesses) -> Table:
     """Return a terminal table."""
     return cells_table(f"beside the target, {found.samples:,} sampled texts of {SHORT} tokens", HEADS, rows_of(found))
+
+
+def main(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of greedy problems.")] = 1000,
+    samples: Annotated[int, typer.Option(min=10, help="Number of texts to sample under each policy.")] = 1000,
+    json_file: JsonOption = None,
+) -> None:
+    """Check that `token` and `exact` write the target's own texts, and compare their speed."""
+    asked = questions(limit)
+    policies = {name: load_policy(name)[0] for name in ("target", "token", "exact")}
+    policies["exact on every step"] = on_every_step(policies["exact"])
+    about, models = conditions(), load_pair(target, draft, pair=pair, notes=False)
+    with asyncio.Runner() as runner, make_meter() as meter:
+        meter.begin("requests")
+        results, different = runner.run(exactness(models, policies, asked, samples, meter.show))
+        engines = engine_records(models)
+        runner.run(models.aclose())
+    about |= {"benchmark": BENCHMARK, "problems": limit, "samples": samples, "different": different, "engines": engines}
+    found = Exactnesses.model_validate({**about, "results": results})
+    lines = [
+        f"{each.policy}: problem {parted.problem + 1} parts after {parted.after!r}, where the two tokens differ by "
+        + ("an unknown amount" if parted.difference is None else f"{parted.difference:.1e} nats")
+        for each in results
+        for parted in each.parted
+    ]
+    finish([exactness_table(found), *lines], found, json_file)
+    if not all(each.holds for each in results):
+        raise typer.Exit(1)

@@ -9,11 +9,13 @@ not in it.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import typer
 from rich.table import Table
 
 from evals.bench.speed import cells_table
+from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Record, ResultRow, RunRecord
 from stepspec.evaluation.report.conditions import runs_in_words
@@ -45,7 +47,7 @@ class Ideal(Record):
 
 
 class Ideals(Record):
-    """The file that `stepspec bench ideal --json` writes."""
+    """The file that `python -m evals.bench ideal --json` writes."""
 
     version: Literal[2] = 2
     run: RunRecord
@@ -130,7 +132,7 @@ def ideals_table(found: Iterable[Ideal]) -> Table:
 
 
 def ideals_block(folder: Path) -> str:
-    """Return a Markdown table of the files in a folder that `stepspec bench ideal --json` wrote."""
+    """Return a Markdown table of the files in a folder that `python -m evals.bench ideal --json` wrote."""
     found = [Ideals.model_validate_json(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
     rows = [[each.run.benchmark, f"{each.run.temperature:g}", *row] for each in found for row in rows_of(each.policies)]
     alike: dict[str, list[RunRecord]] = {}
@@ -138,3 +140,11 @@ def ideals_block(folder: Path) -> str:
         alike.setdefault(each.run.pair, []).append(each.run)
     table = markdown_table(["benchmark", "temperature", *HEADS], rows)
     return "\n\n".join([table, *map(runs_in_words, alike.values())])
+
+
+def main(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")], json_file: JsonOption = None
+) -> None:
+    """Compare the speed of step-level policies with the best that the run's own costs and acceptance allow."""
+    found = ideals(run)
+    finish([ideals_table(found.policies)], found, json_file)

@@ -5,14 +5,20 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any
 
-from evals.bench.controller import InstantEngine
-from evals.bench.speed import ChatCost, ManyChats
+import typer
+
+from evals.bench.controller import InstantEngine, embedded_tokenizer
+from evals.bench.problems import questions
+from evals.bench.speed import ChatCost, ChatCosts, ManyChats, chat_lines
 from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.chat.prompts import encode_request
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.protocol import Sampling, Tokenizer
+from stepspec.evaluation.machine import conditions
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
@@ -102,3 +108,22 @@ async def many_chats(pair: Pair, question: str, concurrent: int) -> ManyChats:
         tokens_per_s_alone=sum(tokens for _, tokens in alone) / sum(each for each, _ in alone),
         tokens_per_s=sum(tokens for _, tokens in together) / wall,
     )
+
+
+def main(
+    concurrent: Annotated[int, typer.Option(min=2, help="Concurrent calls.")] = 64,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time the overhead of the LangChain chat model, and many concurrent calls on one engine."""
+    (question,), about = questions(1), conditions()
+    with asyncio.Runner() as runner:
+        added = runner.run(chat_cost(embedded_tokenizer()))
+        models = load_pair(target, draft, pair=pair, notes=False)
+        many = runner.run(many_chats(models, question, concurrent))
+        names = {"target": models.target.name, "draft": models.draft.name if models.draft else ""}
+        runner.run(models.aclose())
+    costs = ChatCosts.model_validate({**about, **names, "policy": POLICY, "overhead": added, "many": many})
+    finish(chat_lines(costs), costs, json_file)

@@ -9,20 +9,29 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast, get_args
+from itertools import product
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
+import typer
 from rich.table import Table
 
+from evals.bench.problems import BENCHMARK, questions
 from evals.bench.speed import cells_table
-from stepspec.api.loading import Pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
+from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
+from stepspec.errors import UsageError, unknown_name
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
+from stepspec.evaluation.running.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 
 Kind = Literal["random", "wrong", "slow", "stalling"]
 KINDS: Sequence[Kind] = get_args(Kind)
@@ -202,3 +211,43 @@ def overheads_table(found: Overheads) -> Table:
     """Return a terminal table of overheads."""
     title = f"seconds of {found.policy} over those of its own target, at most {found.limit:g}"
     return cells_table(title, HEADS, rows_of(found))
+
+
+def main(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    policy: Annotated[str, typer.Option(help="A step-level policy.")] = "stepspec",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What the draft does; repeat it for several. Default: all."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1 and 16.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 300,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what a policy costs with a draft that is of no use."""
+    for name in kind or ():
+        if name not in KINDS:
+            raise UsageError(unknown_name("draft", name, KINDS))
+    kinds: Sequence[Kind] = [each for each in KINDS if not kind or each in kind]
+    loaded = load_policy(policy)[0]
+    if not loaded.settings.judged:
+        raise UsageError(f"{policy!r} does not speculate on steps. Name a policy that does, such as stepspec.")
+    asked, about, results = questions(limit), conditions(), list[Overhead]()
+    models = load_pair(target, draft, pair=pair, notes=False)
+    ways = loaded, own_target(loaded)
+    with asyncio.Runner() as runner, make_meter() as meter:
+        for number, name in product(concurrency or (1, 16), kinds):
+            meter.begin(f"{name}, concurrency {number}")
+            results.append(runner.run(overhead(models, ways, name, asked, number, temperature, meter.show)))
+        engines = engine_records(models)
+        runner.run(models.aclose())
+    about |= {"policy": policy, "benchmark": BENCHMARK, "temperature": temperature, "engines": engines}
+    found = Overheads.model_validate({**about, "results": results})
+    finish([overheads_table(found)], found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)

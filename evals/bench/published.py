@@ -6,22 +6,39 @@ however the step ended. The target rates each step in a chat of four messages. I
 the target regenerates the step.
 """
 
+import asyncio
 import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import httpx
+import numpy as np
+import typer
 from pydantic import BaseModel, Field
 
+from evals.bench.problems import BENCHMARK, problems
+from evals.bench.speed import WireCost, WireCosts, wire_table
+from stepspec.api.loading import load_pair
+from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import RATING_PROMPTS
+from stepspec.cli.output import JsonOption, finish
+from stepspec.engines.metrics import Metrics
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ModelList, Usage, validated
 from stepspec.engines.remote.client import Traffic
 from stepspec.engines.remote.limits import read_json
 from stepspec.engines.remote.problems import nonsense, refused, unreachable
+from stepspec.errors import UsageError
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.machine import conditions
+from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.stats import ratio_of_sums
 
 DELIMITER = "\n\n"
 THINK_OPEN, THINK_END = "<think>", "</think>"
@@ -199,3 +216,84 @@ def compare(contenders: Sequence[Measured], questions: Sequence[str]) -> None:
             each.take(question)
     for each in contenders:
         del each.texts[0], each.seconds[0], each.sent[0]
+
+
+def main(
+    target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],
+    draft: Annotated[str, typer.Option(help="vLLM server of the draft.")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: specreason.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum generated tokens for each problem.")] = 640,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare SpecReason's published procedure with policies on the same two vLLM servers."""
+    asked, about = problems(limit), conditions()
+    with asyncio.Runner() as runner, ExitStack() as clients:
+        pair = load_pair(target, draft, notes=False)
+        engines: list[Any] = [pair.target, pair.draft]
+        if not all(hasattr(engine, "address") for engine in engines):
+            raise UsageError("Both models must be on servers. Write http://HOST:PORT/v1#NAME.")
+        servers: list[Any] = [engine.address for engine in engines]
+
+        def published(name: str, *, answers: bool) -> Measured:
+            procedure = clients.enter_context(closing(PublishedProcedure(servers[0], servers[1], max_tokens, answers)))
+            return Measured(name, procedure.solve, procedure.forget, lambda: procedure.traffic, servers)
+
+        def solve(spec: StepSpec, question: str) -> str:
+            result = runner.run(spec.generate(question, max_tokens=max_tokens))
+            return result.reasoning + result.answer
+
+        def forget() -> None:
+            runner.run(pair.forget())
+
+        def traffic() -> Metrics:
+            return engines[0].metrics() + engines[1].metrics()
+
+        specs = {name: StepSpec(policy=name, pair=pair) for name in policy or ("specreason",)}
+        contenders = [
+            published("published procedure", answers=False),
+            published("published procedure, with an answer", answers=True),
+        ]
+        for name, spec in specs.items():
+            contenders.append(Measured(Path(name).stem, partial(solve, spec), forget, traffic, servers))
+        compare(contenders, [each.question for each in asked])
+        used = engine_records(pair)
+        runner.run(pair.aclose())
+    judges = [["rating"], ["rating"], *([judge.name for judge in spec.policy.judges] for spec in specs.values())]
+    results = _wire_costs(contenders, judges, [str(each.answer) for each in asked])
+    described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": BENCHMARK}
+    found = {**about, **described, "problems": len(asked), "engines": used, "results": results}
+    costs = WireCosts.model_validate(found)
+    finish([wire_table(costs)], costs, json_file)
+
+
+def _wire_costs(contenders: Sequence[Measured], judges: Sequence[list[str]], answers: Sequence[str]) -> list[WireCost]:
+    count, results = len(answers), list[WireCost]()
+    with Grading("number") as grading:
+        correct = [
+            sum(grading.grade(text, gold).status == "correct" for text, gold in zip(each.texts, answers, strict=True))
+            for each in contenders
+        ]
+    for each, names, num_correct in zip(contenders, judges, correct, strict=True):
+        (ratio, interval), (answered_ratio, answered_interval) = (
+            ratio_of_sums(published.seconds, each.seconds, np.random.default_rng(0)) for published in contenders[:2]
+        )
+        results.append(
+            WireCost(
+                name=each.name,
+                seconds=sum(each.seconds) / count,
+                requests=sum(sent.requests for sent in each.sent) / count,
+                bytes_sent=sum(sent.bytes_sent for sent in each.sent) / count,
+                bytes_received=sum(sent.bytes_received for sent in each.sent) / count,
+                prefix_hits=each.hits / each.looked_up if each.looked_up else 0.0,
+                correct=num_correct / count,
+                ratio=ratio,
+                ratio_ci=interval,
+                answered_ratio=answered_ratio,
+                answered_ratio_ci=answered_interval,
+                judges=names,
+            )
+        )
+    return results

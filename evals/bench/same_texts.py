@@ -1,8 +1,8 @@
-"""Whether two ways of serving a pair write the same texts, and how long they take. In a checkout:
+"""Whether two ways of serving a pair write the same texts, and how long they take.
 
-    python -m evals.bench.same_texts ask torch.json --target torch:FOLDER --draft torch:FOLDER
-    python -m evals.bench.same_texts ask served.json --target http://HOST:PORT/v1 --draft http://HOST:PORT/v1
-    python -m evals.bench.same_texts compare torch.json served.json --target torch:FOLDER --draft torch:FOLDER \\
+    python -m evals.bench same_texts ask torch.json --target torch:FOLDER --draft torch:FOLDER
+    python -m evals.bench same_texts ask served.json --target http://HOST:PORT/v1 --draft http://HOST:PORT/v1
+    python -m evals.bench same_texts compare torch.json served.json --target torch:FOLDER --draft torch:FOLDER \\
         --json FILE
 
 Two programs round differently, so texts may part where two tokens are nearly equally likely, or where a judge's score
@@ -11,25 +11,27 @@ that `ask` runs in an environment of vLLM's own. On a vLLM that drafts tokens it
 texts are compared with those of `token`.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
 import math
 import statistics
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from evals.training import gsm_mini
+import typer
+
+from evals.bench.problems import questions
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
+from stepspec.cli.options import DraftOption, TargetOption
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 
-PROBLEMS = {"gsm-mini": gsm_mini.load_split}
+main = typer.Typer(help="Compare the texts of two ways of serving a pair.", rich_markup_mode=None)
 POLICIES = ("target", "token", "specreason", "stepspec")
 TIE = 0.02
 """Largest difference of log-probabilities, or from a judge's threshold, that rounding may decide, in nats."""
@@ -87,7 +89,7 @@ async def compare(
     if "engine" in second:  # on vLLM and servers, the engine itself does what `token` does
         second = {"token": second["engine"], **second}
     if first["questions"] != second["questions"]:
-        raise UsageError("The two files have different questions. Ask both with the same --benchmark and --problems.")
+        raise UsageError("The two files have different questions. Ask both with the same --problems.")
     found: dict[str, Compared] = {}
     for policy in (name for name in first if name != "questions" and name in second):
         pairs = list(zip(first["questions"], first[policy], second[policy], strict=True))
@@ -148,55 +150,44 @@ async def parting(models: Sequence[Engine], question: str, one: str, other: str)
     return ids[:same], differences
 
 
-def main() -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.same_texts", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("ask", help="write the texts of a pair")
-    asking.add_argument("file", type=Path)
-    asking.add_argument("--benchmark", choices=list(PROBLEMS), default="gsm-mini")
-    asking.add_argument("--problems", type=int, default=100)
-    asking.add_argument("--policy", action="append", help="a policy; repeat it for several")
-    comparing = commands.add_parser("compare", help="compare the texts of two files")
-    comparing.add_argument("files", type=Path, nargs=2)
-    comparing.add_argument("--threshold", action="append", default=[], metavar="POLICY=NUMBER")
-    comparing.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    for each in (asking, comparing):
-        each.add_argument("--target", required=True, help="the target, as in stepspec")
-        each.add_argument("--draft", required=True, help="the draft, as in stepspec")
-    arguments = parser.parse_args()
-    if arguments.command == "ask" and arguments.problems < 1:
-        parser.error(f"--problems must be at least 1, got {arguments.problems}")
-    try:
-        if arguments.command == "ask":
-            problems = itertools.islice(PROBLEMS[arguments.benchmark]("test"), arguments.problems)
-            questions = [problem.question for problem in problems]
-            found = asyncio.run(_with(arguments, lambda pair: ask(pair, arguments.policy or POLICIES, questions)))
-            arguments.file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        else:
-            named = (each.partition("=") for each in arguments.threshold)
-            thresholds = {name: float(value) for name, _, value in named}
-            first, second = (json.loads(file.read_text("utf-8")) for file in arguments.files)
-            compared = asyncio.run(
-                _with(arguments, lambda pair: compare([pair.target, pair.draft], first, second, thresholds))
-            )
-            figures = {policy: each._asdict() for policy, each in compared.items()}
-            print(json.dumps(figures, indent=1))
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-    except (StepSpecError, OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+@main.command("ask")
+def write_texts(
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy; repeat it for several.")] = None,
+    number: Annotated[int, typer.Option("--problems", min=1, help="Number of problems.")] = 100,
+) -> None:
+    """Write the texts of a pair."""
+    asked = questions(number)
+    found = asyncio.run(_with(target, draft, lambda pair: ask(pair, policy or POLICIES, asked)))
+    write_results(found, file)
 
 
-async def _with(arguments: argparse.Namespace, work: Callable[[Any], Awaitable[T]]) -> T:
-    pair = load_pair(arguments.target, arguments.draft, notes=False)
+@main.command("compare")
+def compare_texts(
+    one: Annotated[Path, typer.Argument(help="File of the first way.")],
+    other: Annotated[Path, typer.Argument(help="File of the second way.")],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    threshold: Annotated[list[str] | None, typer.Option(metavar="POLICY=NUMBER", help="Threshold of a judge.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the texts of two files."""
+    named = (each.partition("=") for each in threshold or ())
+    thresholds = {name: float(value) for name, _, value in named}
+    first, second = (json.loads(file.read_text("utf-8")) for file in (one, other))
+    compared = asyncio.run(
+        _with(target, draft, lambda pair: compare([pair.target, pair.draft], first, second, thresholds))
+    )
+    figures = {policy: each._asdict() for policy, each in compared.items()}
+    print(json.dumps(figures, indent=1))
+    write_results(figures, json_file)
+
+
+async def _with(target: str | None, draft: str | None, work: Callable[[Any], Awaitable[T]]) -> T:
+    pair = load_pair(target, draft, notes=False)
     try:
         return await work(pair)
     finally:
         await pair.aclose()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,23 @@
 """What servers can do, as found by asking them, and what a judgment costs after short and long texts."""
 
+import asyncio
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.table import Table
 
 from evals.bench.speed import cells_table
 from evals.training.gsm_mini import load_split
+from stepspec.api.loading import load_pair
+from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
+from stepspec.errors import UsageError
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, Record
 
 CONTEXTS = (1_000, 8_000)
@@ -66,7 +72,7 @@ class ServerRow(Record):
 
 
 class Servers(Conditions):
-    """The file that `stepspec bench servers --json` writes."""
+    """The file that `python -m evals.bench servers --json` writes."""
 
     version: Literal[1] = 1
     results: list[ServerRow]
@@ -175,3 +181,27 @@ def in_words(found: Servers) -> str:
 def servers_table(found: Servers) -> Table:
     """Return the table for a terminal."""
     return cells_table("What servers can do", HEADS, rows_of(found))
+
+
+def main(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Servers as http://HOST:PORT/v1#NAME, or torch:FOLDER.")
+    ],
+    title: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Names of the rows, in order, for servers that tell none.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Ask servers what they can do, and measure what a judgment costs after short and long texts."""
+    if title and len(title) != len(models):
+        raise UsageError(f"There are {len(models)} models, but {len(title)} times --title. Give one for each, or none.")
+    about, rows = conditions(), list[ServerRow]()
+    with asyncio.Runner() as runner:
+        for model, name in zip(models, title or [None] * len(models), strict=True):
+            pair = load_pair(model, needs_draft=False, notes=False)
+            try:
+                rows.append(runner.run(server_row(pair.target, name)))
+            finally:
+                runner.run(pair.aclose())
+    found = Servers.model_validate({**about, "results": rows})
+    finish([servers_table(found)], found, json_file)

@@ -1,4 +1,4 @@
-"""Results of `stepspec bench`: the files that it writes, and tables for a terminal and for a README."""
+"""Results of `python -m evals.bench`: the files that it writes, and tables for a terminal and for a README."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class PlanRecord(Record):
 
 
 class EngineSpeeds(Conditions):
-    """The file that `stepspec bench engine --json` writes."""
+    """The file that `python -m evals.bench engine --json` writes."""
 
     version: Literal[1] = 1
     engine: EngineRecord
@@ -98,7 +98,7 @@ class ContextCost(Record):
 
 
 class ContextCosts(Conditions):
-    """The file that `stepspec bench context --json` writes."""
+    """The file that `python -m evals.bench context --json` writes."""
 
     version: Literal[1] = 1
     engine: EngineRecord
@@ -125,7 +125,7 @@ class ControllerCost(Record):
 
 
 class ControllerCosts(Conditions):
-    """The file that `stepspec bench controller --json` writes."""
+    """The file that `python -m evals.bench controller --json` writes."""
 
     version: Literal[1] = 1
     policy: str
@@ -153,7 +153,7 @@ class ManyChats(Record):
 
 
 class ChatCosts(Conditions):
-    """The file that `stepspec bench langchain --json` writes."""
+    """The file that `python -m evals.bench langchain --json` writes."""
 
     version: Literal[1] = 1
     policy: str
@@ -186,7 +186,7 @@ class WireCost(Record):
 
 
 class WireCosts(Conditions):
-    """The file that `stepspec bench wire --json` writes."""
+    """The file that `python -m evals.bench published --json` writes."""
 
     version: Literal[3] = 3
     target: str

@@ -6,17 +6,25 @@ if the balanced order hides this from `copy`. Above temperature 0 the two texts 
 committed token.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+import typer
+from rich.table import Table
 
 from evals.bench.rows import unkept_rows
 from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.files import list_data_files
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
+from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import DrafterName
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record, ResultRow
 from stepspec.evaluation.running.conditions import Settings
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
@@ -67,7 +75,7 @@ class Twins(Record):
 
 
 class TwinRuns(Record):
-    """Results of `stepspec bench aa`: all twins, and the conditions."""
+    """Results of `python -m evals.bench twins`: all twins, and the conditions."""
 
     version: int = 1
     benchmark: str
@@ -191,3 +199,48 @@ class TwinTest:
 def simultaneous(num_policies: int) -> float:
     """Return the confidence of each interval so that two intervals for each policy have `CONFIDENCE` together."""
     return 1 - (1 - CONFIDENCE) / (2 * num_policies)
+
+
+def main(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    limit: Annotated[int, typer.Option(min=10, help="Number of gsm-mini problems.")] = NUM_PROBLEMS,
+    json_file: JsonOption = None,
+) -> None:
+    """Run each policy twice under two names, and check that both runs are equally fast."""
+    conditions_now, results = conditions(), list[Twins]()
+    models = load_pair(target, draft, pair=pair, notes=False)
+    tests = [
+        TwinTest(models, policies_to_copy(models, fixed_too=temperature > 0), temperature, limit)
+        for temperature in TEMPERATURES
+    ]
+    confidence = simultaneous(sum(len(test.policies) for test in tests))
+    with asyncio.Runner() as runner, make_meter() as meter:
+        for test in tests:
+            meter.begin(f"temperature {test.temperature:g}")
+            results += runner.run(test.run(confidence, meter.show))
+        engines = {"target": models.target.name, "draft": models.draft.name if models.draft else None}
+        runner.run(models.aclose())
+    about = {**conditions_now, "benchmark": "gsm-mini", "num_problems": limit, "seed": SEED, "engines": engines}
+    found = TwinRuns.model_validate({**about, "results": results})
+    verdict = (
+        "Every policy is as fast as its copy." if found.holds else "Some policies are not as fast as their copies."
+    )
+    finish([_twins_table(found), verdict], found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _twins_table(found: TwinRuns) -> Table:
+    table = Table(title=f"A/A test, {found.num_problems} problems, {found.confidence:.0%} simultaneous intervals")
+    for name in ("temperature", "policy", "copy", "", "later over earlier", "", "holds"):
+        table.add_column(name)
+    for each in found.results:
+        cells = [f"{each.copy_ratio:.3f}", _interval(each.copy_ci), f"{each.order_ratio:.3f}", _interval(each.order_ci)]
+        table.add_row(f"{each.temperature:g}", each.policy, *cells, "yes" if each.holds else "no")
+    return table
+
+
+def _interval(found: tuple[float, float] | None) -> str:
+    return f"[{found[0]:.3f}, {found[1]:.3f}]" if found else ""

@@ -346,7 +346,7 @@ async def test_bench_wire_compares_with_the_published_procedure(
 ) -> None:
     file = tmp_path / "wire.json"
     servers = ["--target", f"http://127.0.0.1:{target_port}/v1", "--draft", f"http://127.0.0.1:{draft_port}/v1"]
-    command = [sys.executable, "-m", "stepspec", "bench", "wire", *servers, "--limit", "3", "--json", str(file)]
+    command = [sys.executable, "-m", "evals.bench", "published", *servers, "--limit", "3", "--json", str(file)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The router of the vLLM project, as `stepspec bench service affinity` starts it, in front of small servers."""
+"""The router of the vLLM project, as `python -m evals.bench service.affinity` starts it, in front of small servers."""
 
 import json
 from collections.abc import Iterator

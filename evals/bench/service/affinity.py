@@ -12,6 +12,7 @@ same calls.
 The replies of earlier turns are the reference answers, so that prompts do not depend on what the models write.
 """
 
+import asyncio
 import json
 import random
 import re
@@ -20,19 +21,23 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import typer
 from rich.table import Table
 
 from evals.bench.conversation import REPLY
 from evals.bench.service.client import CHAT, Address, Client, Exchange, http_request
 from evals.bench.service.load import closed_loop
 from evals.bench.service.process import healthy, started
-from evals.bench.service.records import Check, Scenario
-from evals.bench.service.vllm_servers import VARIABLES, Routing, router_command, server_command
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
+from evals.bench.service.vllm_servers import PYTHON, VARIABLES, Routing, router_command, server_command, vllm_versions
 from evals.bench.speed import cells_table
 from evals.training.gsm_mini import Problem, load_split
+from stepspec.cli.output import JsonOption
+from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import UNKNOWN, percent
 from stepspec.mini import WEIGHTS
@@ -109,7 +114,7 @@ class Reuse(Record):
 
 
 class Affinity(Scenario):
-    """The file that `stepspec bench service affinity --json` writes."""
+    """The file that `python -m evals.bench service.affinity --json` writes."""
 
     conversations: int
     """Under each policy."""
@@ -307,3 +312,25 @@ def _reuse(
         queried_tokens=queried,
         hit_tokens=hits,
     )
+
+
+def main(
+    conversations: Annotated[int, typer.Option(min=2, help="Conversations under each policy.")] = 8,
+    turns: Annotated[int, typer.Option(min=2, max=16, help="Turns of a conversation.")] = 6,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Python with vLLM and vllm-router. Default: that of .venv-vllm."),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the prefix caches of two vLLM servers behind a router with that of one, with affinity and without."""
+    python, about, results = vllm or PYTHON, conditions(), list[Reuse]()
+    about["versions"] |= vllm_versions(python)
+    talks = conversations_of(conversations, turns)
+    with make_meter() as meter:
+        for setting in SETTINGS:
+            meter.begin(setting.name)
+            results += asyncio.run(reuse(setting, python, talks, meter.show))
+    about |= {"conversations": conversations, "turns": turns}
+    found = Affinity.model_validate({**about, "results": results})
+    finish_scenario([affinity_table(found), scenario_table(found)], found, json_file)

@@ -4,20 +4,31 @@ Blocks of problems run under both policies, in alternating order. The second of 
 cache. They are short beside the answers, and each policy is the second equally often.
 """
 
+import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
+import typer
 from rich.table import Table
 
+from evals.bench.problems import BENCHMARK, questions
 from evals.bench.service.client import Client, Exchange, chat_request, decoded
 from evals.bench.service.load import closed_loop
-from evals.bench.service.process import Service
-from evals.bench.service.records import Check, Scenario
+from evals.bench.service.process import Service, started
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
 from evals.bench.speed import cells_table, with_interval
+from stepspec.api.loading import choose_models, load_pair
+from stepspec.cli.options import PairOption
+from stepspec.cli.output import JsonOption
+from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
+from stepspec.evaluation.running.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_rates, ratio_of_sums
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
@@ -55,7 +66,7 @@ class AtConcurrency(Record):
 
 
 class Concurrency(Scenario):
-    """The file that `stepspec bench service concurrency --json` writes."""
+    """The file that `python -m evals.bench service.concurrency --json` writes."""
 
     policy: str
     benchmark: str
@@ -202,3 +213,34 @@ def in_words(found: Concurrency) -> str:
 def concurrency_table(found: Concurrency) -> Table:
     """Return a terminal table by concurrent requests."""
     return cells_table(f"throughput of {found.policy} over that of the target alone", *found.details)
+
+
+def main(
+    pair: PairOption = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 2, 4, 8, 16, 32 and 64.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=2, help="Blocks of problems; an interval needs 10.")] = 12,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Problems of a block for each concurrent request. A block has at least 8.")
+    ] = 2,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the throughput of the default policy with that of the target alone."""
+    choose_models(None, None, pair)  # refuses an unknown name before a service starts
+    about, results = conditions(), list[AtConcurrency]()
+    command = [sys.executable, "-m", "stepspec", "serve", "--port", "0", *(["--pair", pair] if pair else [])]
+    with started(command) as service, asyncio.Runner() as runner, make_meter() as meter:
+        policy, *models = runner.run(models_of(service))
+        for number in concurrency or CONCURRENCIES:
+            meter.begin(f"concurrency {number}")
+            count = blocks * max(rounds * number, MIN_BLOCK)
+            asked = questions(count)
+            run = at_concurrency(service, (models[0], models[1]), asked, number, blocks, temperature, meter.show)
+            results.append(runner.run(run))
+    used = load_pair(pair=pair, notes=False)
+    about |= {"policy": policy, "benchmark": BENCHMARK, "temperature": temperature, "engines": engine_records(used)}
+    asyncio.run(used.aclose())
+    found = Concurrency.model_validate({**about, "results": results})
+    finish_scenario([concurrency_table(found), scenario_table(found)], found, json_file)

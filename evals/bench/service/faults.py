@@ -6,14 +6,20 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
 from evals.bench.service.client import CLOSE, Client, Exchange, chat_request
-from evals.bench.service.process import MIB, Service, StartedService
-from evals.bench.service.records import Check, Scenario
-from evals.bench.service.visits import EXPECTED, QUESTION, VISITS, Outcome, Visitor
+from evals.bench.service.process import MIB, Service, StartedService, raise_file_limit, scripted_command, started
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
+from evals.bench.service.script import Script
+from evals.bench.service.visits import EXPECTED, MAX_BODY_BYTES, QUESTION, VISITS, Outcome, Visitor
 from evals.bench.speed import cells_table
+from stepspec.cli.options import SeedOption
+from stepspec.cli.output import JsonOption
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 
 CONCURRENCY = 32
@@ -68,7 +74,7 @@ class EndFigures(Record):
 
 
 class Faults(Scenario):
-    """The file that `stepspec bench service faults --json` writes."""
+    """The file that `python -m evals.bench service.faults --json` writes."""
 
     faults: FaultFigures
     end: EndFigures
@@ -224,3 +230,19 @@ def visits_table(found: Faults) -> Table:
         for each in found.faults.visits
     ]
     return cells_table("how visits ended", VISIT_HEADS, rows)
+
+
+def main(
+    disconnects: Annotated[int, typer.Option(min=1, help="Clients that leave at a random time.")] = 1000,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Let faulty and hostile clients visit the service, and look for what they leave."""
+    raise_file_limit()
+    about, script = conditions(), Script(4, 0.05, 0.05)
+    with started(scripted_command(script, max_body_bytes=MAX_BODY_BYTES)) as service:
+        left = asyncio.run(faults(service, script.seconds, disconnects, seed))
+    with started(scripted_command(script, max_running=8)) as service:
+        end = asyncio.run(end_under_load(service))
+    found = Faults.model_validate({**about, "faults": left, "end": end})
+    finish_scenario([visits_table(found), scenario_table(found)], found, json_file)

@@ -1,15 +1,23 @@
 """What the service adds to a request, with engines that answer instantly: throughput, latency and memory."""
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable
 from itertools import repeat
+from typing import Annotated
+
+import typer
 
 from evals.bench.service.client import Client, chat_request
 from evals.bench.service.load import closed_loop
-from evals.bench.service.process import MIB, Service
-from evals.bench.service.records import Check, Scenario
+from evals.bench.service.process import MIB, Service, scripted_command, started
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
+from evals.bench.service.script import POLICY, Script, scripted_pair
 from stepspec.api.session import StepSpec
+from stepspec.cli.output import JsonOption
+from stepspec.cli.progress import make_meter
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 
 QUESTION = "How many apples are there?"
@@ -41,7 +49,7 @@ class InstantFigures(Record):
 
 
 class Instant(Scenario):
-    """The file that `stepspec bench service instant --json` writes."""
+    """The file that `python -m evals.bench service.instant --json` writes."""
 
     figures: InstantFigures
     min_requests_per_s: float = 300.0
@@ -117,3 +125,19 @@ async def _latencies(client: Client, spec: StepSpec, request: bytes) -> tuple[fl
         await spec.generate(QUESTION)
         in_process.append(time.perf_counter() - since)
     return statistics.median(http[TURNS:]) * 1000, statistics.median(in_process[TURNS:]) * 1000
+
+
+def main(
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16,
+    requests: Annotated[int, typer.Option(min=10, help="Number of requests.")] = 10_000,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what the service adds to a request, with engines that answer instantly."""
+    about, script = conditions(), Script()
+    count = -(-requests // BLOCKS) * BLOCKS
+    with started(scripted_command(script)) as service, make_meter() as meter:
+        spec = StepSpec(policy=POLICY, pair=scripted_pair(script))
+        meter.begin("requests")
+        figures = asyncio.run(instant(service, spec, concurrency, count, meter.show))
+    found = Instant.model_validate({**about, "figures": figures})
+    finish_scenario([scenario_table(found)], found, json_file)

@@ -1,11 +1,19 @@
 """A service that gets three times the requests it can answer: what is accepted, what is refused, and how fast."""
 
+import asyncio
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from evals.bench.service.client import Client, Exchange, chat_request
 from evals.bench.service.load import open_arrivals, percentiles, poisson_times, share_late
-from evals.bench.service.process import Service
-from evals.bench.service.records import Check, Scenario
+from evals.bench.service.process import Service, raise_file_limit, scripted_command, started
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
+from evals.bench.service.script import Script
+from stepspec.cli.options import SeedOption
+from stepspec.cli.output import JsonOption
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Percentiles, Record
 
 QUESTION = "How many apples are there?"
@@ -48,7 +56,7 @@ class OverloadFigures(Record):
 
 
 class Overload(Scenario):
-    """The file that `stepspec bench service overload --json` writes."""
+    """The file that `python -m evals.bench service.overload --json` writes."""
 
     figures: OverloadFigures
     max_refused_s: float = 0.1
@@ -134,3 +142,20 @@ async def overload(
 def _span(found: Sequence[Exchange]) -> float:
     """Return the seconds from the first request to the last answer."""
     return max(each.ended or each.due for each in found) - min(each.due for each in found)
+
+
+def main(
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that run concurrently.")] = 16,
+    max_queued: Annotated[int, typer.Option(min=0, help="Requests that wait.")] = 8,
+    service_s: Annotated[float, typer.Option(min=0.01, help="Seconds that the engine takes for a request.")] = 0.2,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each load.")] = 30.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Send three times the requests that the service can answer."""
+    raise_file_limit()
+    about, limits = conditions(), {"max_running": max_running, "max_queued": max_queued}
+    with started(scripted_command(Script(1, service_s), **limits)) as service:
+        figures = asyncio.run(overload(service, max_running, max_queued, service_s, seconds, seed))
+    found = Overload.model_validate({**about, "figures": figures})
+    finish_scenario([scenario_table(found)], found, json_file)

@@ -1,39 +1,29 @@
 """The processes of services and servers that a measurement starts, and what they use."""
 
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import IO, TypeVar
+from urllib.parse import urlsplit
+
+import psutil
 
 from evals.bench.service.client import Address, Client
 from evals.bench.service.script import Script
-from stepspec.base.extras import from_extra
-from stepspec.errors import EngineError
-
-with from_extra("dev", "stepspec bench service"):
-    import psutil
-
-T = TypeVar("T")
+from stepspec.sizing.process import STOP_S, cpu_s, running, served_url, wait_until
 
 HOST = "127.0.0.1"
-SERVING = re.compile(r"Serving at http://([\w.]+):(\d+)")
-START_S = 300.0
-"""Seconds that a service or a server may take to load its models."""
-STOP_S = 60.0
-POLL_S = 0.1
 HEALTH_S = 5.0
 """Seconds that a server may take to answer `GET /health`."""
 MIB = 2**20
+NUM_FILES = 16_384
+"""Open files that a process may have, for a connection of each stream."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +46,7 @@ class Service:
     @property
     def cpu_s(self) -> float:
         """Processor time so far."""
-        times = psutil.Process(self.pid).cpu_times()
-        return times.user + times.system
+        return cpu_s(self.pid)
 
     async def num_in_flight(self, client: Client) -> int:
         """Return the number of requests that run or wait, by its metrics."""
@@ -92,7 +81,7 @@ def scripted_command(script: Script, **options: float) -> list[str]:
         "step_delay": script.step_s,
         **options,
     }
-    return [sys.executable, "-m", "evals.bench.service.scripted_server", "--port", "0", *flags(given)]
+    return [sys.executable, "-m", "evals.bench", "service.scripted_server", "--port", "0", *flags(given)]
 
 
 def flags(options: Mapping[str, float]) -> list[str]:
@@ -107,8 +96,9 @@ def started(command: Sequence[str]) -> Generator[StartedService]:
     Raises:
         EngineError: it does not start.
     """
-    with _running(command, {}) as (process, log):
-        yield StartedService(_when(process, log, _address), process.pid, process)
+    with running(command, {}) as (process, log):
+        url = urlsplit(wait_until(process, log, served_url))
+        yield StartedService(Address(url.hostname or HOST, url.port or 80), process.pid, process)
 
 
 @contextmanager
@@ -128,9 +118,9 @@ def healthy(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> 
             [*command, "--host", HOST, "--port", str(address.port)]
             for command, address in zip(commands, addresses, strict=True)
         ]
-        running = [stack.enter_context(_running(each, variables)) for each in whole]
-        for (process, log), address in zip(running, addresses, strict=True):
-            _when(process, log, lambda _, address=address: _is_healthy(address) or None)
+        processes = [stack.enter_context(running(each, variables)) for each in whole]
+        for (process, log), address in zip(processes, addresses, strict=True):
+            wait_until(process, log, lambda _, address=address: _is_healthy(address) or None)
         yield addresses
 
 
@@ -149,55 +139,10 @@ def _is_healthy(address: Address) -> bool:
             return False
 
 
-@contextmanager
-def _running(
-    command: Sequence[str], variables: Mapping[str, str]
-) -> Generator[tuple["subprocess.Popen[bytes]", IO[str]]]:
-    """Start a process and yield it with its log. At the end, end it and what it has started."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, **variables})
-        try:
-            yield process, log
-        finally:
-            left = _descendants(process.pid)
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            for each in left:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open more files, where the system permits it."""
+    with suppress(ImportError, OSError, ValueError):  # not on Windows, or not permitted
+        import resource
 
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _when(process: "subprocess.Popen[bytes]", log: IO[str], find: Callable[[str], T | None]) -> T:
-    """Wait until something is found, in the log or elsewhere, and return it.
-
-    Raises:
-        EngineError: the process ends before, or it takes too long.
-    """
-    end = time.monotonic() + START_S
-    while True:
-        exited = process.poll() is not None
-        # The process writes through the same file offset, so read without moving it.
-        text = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
-        if not exited and (found := find(text)) is not None:
-            return found
-        if exited or time.monotonic() > end:
-            why = f"ended with exit code {process.returncode}" if exited else f"did not start within {START_S:.0f} s"
-            raise EngineError(f"The server {why}. Its log ends with: {text.strip()[-500:]}")
-        time.sleep(POLL_S)
-
-
-def _address(text: str) -> Address | None:
-    """Return where a service serves, by its log; None if it does not serve yet."""
-    match = SERVING.search(text)
-    return Address(match[1], int(match[2])) if match else None
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(NUM_FILES, most) if most > 0 else NUM_FILES, most))

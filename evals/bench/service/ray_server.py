@@ -1,19 +1,19 @@
-"""A Ray cluster on this machine with the service on it: `python -m evals.bench.service.ray_server`.
+"""A Ray cluster on this machine with the service on it.
 
 The engines play a script. SIGTERM ends the cluster.
 """
 
 # pyright: reportUnknownMemberType=false
 # Ray's functions are typed in part only.
-
-import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
 
 import ray
+import typer
 from ray import serve
 
 from evals.bench.service.process import free_port
@@ -32,33 +32,32 @@ def scripted(script: Script) -> Mapping[str, Pair]:
     return {"scripted": scripted_pair(script)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.service.ray_server", description=__doc__)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--most-replicas", type=int, help="by default as many as --replicas")
-    parser.add_argument("--delay", type=float, default=0.2, help="seconds of a request")
-    parser.add_argument("--steps", type=int, default=1, help="steps of a request, each with this delay")
-    parser.add_argument("--varies", action="store_true", help="sample delays, with these means")
-    parser.add_argument("--slowdown", type=float, default=0.0, help="share by which a further request slows the others")
-    parser.add_argument("--max-running", type=int, default=4)
-    parser.add_argument("--requests-per-replica", type=float, default=4.0)
-    given = parser.parse_args(arguments)
+def main(
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas at the start.")] = 1,
+    most_replicas: Annotated[int | None, typer.Option(help="By default as many as --replicas.")] = None,
+    delay: Annotated[float, typer.Option(help="Seconds of a request.")] = 0.2,
+    steps: Annotated[int, typer.Option(help="Steps of a request, each with this delay.")] = 1,
+    varies: Annotated[bool, typer.Option("--varies", help="Sample delays, with these means.")] = False,
+    slowdown: Annotated[float, typer.Option(help="Share by which a further request slows the others.")] = 0.0,
+    max_running: int = 4,
+    requests_per_replica: float = 4.0,
+) -> None:
+    """Serve until SIGTERM."""
     port = free_port()
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(PROXY_START_S))  # the cluster inherits it
     ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     wanted = Arguments(
         policy=POLICY,
-        max_running=given.max_running,
-        min_replicas=given.replicas,
-        max_replicas=given.most_replicas or given.replicas,
-        requests_per_replica=given.requests_per_replica,
+        max_running=max_running,
+        min_replicas=replicas,
+        max_replicas=most_replicas or replicas,
+        requests_per_replica=requests_per_replica,
         upscale_delay=1.0,
         downscale_delay=1.0,
         cpus=0.1,
     )
-    script = Script(given.steps, given.delay, given.delay, given.varies, given.slowdown)
+    script = Script(steps, delay, delay, varies, slowdown)
     serve.run(application(wanted, partial(scripted, script)))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"Serving at http://127.0.0.1:{port}/v1", file=sys.stderr, flush=True)
@@ -67,7 +66,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         serve.shutdown()
         ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()

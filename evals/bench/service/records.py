@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
+import typer
 from rich.table import Table
 
 from evals.bench.speed import cells_table
+from stepspec.cli.output import finish
 from stepspec.evaluation.records import Conditions, Record
 from stepspec.evaluation.report.cells import UNKNOWN, significant
 
@@ -33,7 +36,7 @@ class Check(Record):
 
 
 class Scenario(Conditions, ABC):
-    """Base class of the files that `stepspec bench service NAME --json` writes."""
+    """Base class of the files that `python -m evals.bench service.NAME --json` writes."""
 
     version: Literal[1] = 1
 
@@ -83,3 +86,14 @@ def _written(check: Check) -> str:
 def scenario_table(found: Scenario) -> Table:
     """Return a terminal table of the figures."""
     return cells_table(found.title, HEADS, rows_of(found))
+
+
+def finish_scenario(tables: Sequence[Table], found: Scenario, json_file: Path | None) -> None:
+    """Print the tables and write the file of `--json`.
+
+    Raises:
+        typer.Exit: a figure is past its limit.
+    """
+    finish(tables, found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)

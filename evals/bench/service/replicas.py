@@ -4,16 +4,18 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from typing import Annotated
+
+import psutil
+import typer
 
 from evals.bench.service.client import Client, Exchange, chat_request
 from evals.bench.service.load import closed_loop, percentiles
 from evals.bench.service.process import StartedService, flags, started
-from evals.bench.service.records import Check, Scenario
-from stepspec.base.extras import from_extra
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
+from stepspec.cli.output import JsonOption
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Percentiles, Record
-
-with from_extra("dev", "stepspec bench service"):
-    import psutil
 
 QUESTION = "How many apples are there?"
 CONCURRENCY = 32
@@ -51,7 +53,7 @@ class Killed(Record):
 
 
 class Replicas(Scenario):
-    """The file that `stepspec bench service replicas --json` writes."""
+    """The file that `python -m evals.bench service.replicas --json` writes."""
 
     max_running: int
     service_s: float
@@ -89,7 +91,7 @@ class Replicas(Scenario):
 
 def ray_command(replicas: int, **options: float) -> list[str]:
     """Return the command of a Ray cluster with scripted replicas. `options` are its options, such as `delay`."""
-    return [sys.executable, "-m", "evals.bench.service.ray_server", *flags({"replicas": replicas, **options})]
+    return [sys.executable, "-m", "evals.bench", "service.ray_server", *flags({"replicas": replicas, **options})]
 
 
 def processes(service: StartedService, part: str) -> list[psutil.Process]:
@@ -184,3 +186,19 @@ async def _report(client: Client, replicas: int) -> bool:
     text = await client.get("/metrics")
     names = {line.partition('replica="')[2].partition('"')[0] for line in text.splitlines() if 'replica="' in line}
     return len(names) >= replicas
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=100, help="Requests for each number of replicas.")] = 1000,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that a replica runs concurrently.")] = 4,
+    service_s: Annotated[float, typer.Option(min=0.01, help="Seconds that the engine takes for a request.")] = 0.2,
+    seconds: Annotated[float, typer.Option(min=5, help="Least seconds of load while a replica is killed.")] = 30.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare two replicas on a local Ray with one, and kill one of two under load."""
+    about = conditions()
+    results = [of_replicas(replicas, requests, max_running, service_s) for replicas in (1, 2)]
+    figures = {"results": results, "killed": killed(seconds, max_running, service_s)}
+    about |= {"max_running": max_running, "service_s": service_s}
+    found = Replicas.model_validate({**about, **figures})
+    finish_scenario([scenario_table(found)], found, json_file)

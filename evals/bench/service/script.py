@@ -1,17 +1,13 @@
 """An engine that plays a script: it writes steps at given times, then a short answer, and accepts every step."""
 
 import asyncio
-import importlib
 import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
 
-from evals.bench.controller import InstantEngine
+from evals.bench.controller import InstantEngine, embedded_tokenizer
 from stepspec.api.loading import Pair
-from stepspec.api.pairs import EMBEDDED_NAME, find_pair
-from stepspec.base.extras import from_extra
-from stepspec.engines.protocol import Chunk, Generate, Tokenizer, Verification, Verify
+from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
 
 ANSWER = "The answer is 12."
 POLICY = "target"
@@ -88,12 +84,6 @@ class ScriptedEngine(InstantEngine):
 
 def scripted_pair(script: Script) -> Pair:
     """Return a pair of engines that play a script, with the tokenizer of the embedded pair."""
-    tokenizer = _embedded_tokenizer()
+    tokenizer = embedded_tokenizer()
     draft = ScriptedEngine(tokenizer, script=script)
     return Pair(ScriptedEngine(tokenizer, num_steps=draft.num_steps, script=script, name="scripted"), draft)
-
-
-def _embedded_tokenizer() -> Tokenizer:
-    with from_extra("torch", "The embedded tokenizer"):
-        library: Any = importlib.import_module("stepspec.engines.hugging_face")
-    return library.load_tokenizer(str(find_pair(EMBEDDED_NAME) / "target"))

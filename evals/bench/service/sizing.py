@@ -5,24 +5,30 @@ simulation predicts their throughput and latency from the costs alone.
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
-from evals.bench.service.client import Client, Exchange, chat_request
-from evals.bench.service.costs import load_costs
+from evals.bench.service.client import CHAT, Client, Exchange, http_request
 from evals.bench.service.process import StartedService, started
-from evals.bench.service.records import Check, Scenario
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
 from evals.bench.service.replicas import cpu_s, ray_command
 from evals.bench.service.script import POLICY, Script
 from evals.bench.speed import cells_table
+from stepspec.cli.options import SeedOption
+from stepspec.cli.output import JsonOption
+from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import count, seconds
 from stepspec.sizing.costs import PASSING, Costs, LoadCosts, nearest_rank
+from stepspec.sizing.measurement import Body, chat_body, load_costs, make_client
 from stepspec.sizing.simulation import Setting, Station, replica_of, simulate
 
 REPLICAS: Sequence[int] = (1, 2, 4)
@@ -59,7 +65,7 @@ class Compared(Record):
 
 
 class SizingCheck(Scenario):
-    """The file that `stepspec bench service sizing --json` writes."""
+    """The file that `python -m evals.bench service.sizing --json` writes."""
 
     costs: Costs
     think_s: float
@@ -92,10 +98,10 @@ class SizingCheck(Scenario):
 
 async def replica_costs(service: StartedService, requests: int) -> list[LoadCosts]:
     """Measure what requests to a replica cost."""
-    async with Client(service.address) as client:
-        await load_costs(client, [_asked(0)] * 20, 2, lambda: cpu_s(service))  # warms up
+    async with make_client("http://{}:{}".format(*service.address)) as client:
+        await load_costs(client, [_body(0)] * 20, 2, lambda: cpu_s(service))  # warms up
         return [
-            await load_costs(client, [*map(_asked, range(number + requests))], number, lambda: cpu_s(service))
+            await load_costs(client, [*map(_body, range(number + requests))], number, lambda: cpu_s(service))
             for number in CONCURRENCIES
         ]
 
@@ -184,8 +190,12 @@ def _command(replicas: int) -> list[str]:
     return [*ray_command(replicas, max_running=MAX_RUNNING, **options), "--varies"]
 
 
+def _body(number: int) -> Body:
+    return chat_body(f"How many apples are in basket {number}?")
+
+
 def _asked(number: int) -> bytes:
-    return chat_request(f"How many apples are in basket {number}?")
+    return http_request(CHAT, json.dumps(_body(number)).encode())
 
 
 HEADS = ("load", "replicas", "agents", "requests", "requests/s", "simulated", "p50", "simulated", "p95", "simulated")
@@ -209,3 +219,22 @@ def rows_of(found: SizingCheck) -> list[list[str]]:
 def sizing_table(found: SizingCheck) -> Table:
     """Return a terminal table of real and simulated figures."""
     return cells_table(found.title, *found.details)
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=20, help="Measured requests of each run.")] = 1000,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the simulation of `stepspec size` with real replicas on a local Ray."""
+    about, runs = conditions(), [(load, replicas) for replicas in REPLICAS for load in LOADS]
+    with make_meter() as meter:
+        meter.begin("costs and runs")
+        meter.show(None, 0, 1 + len(runs))
+        costs, results = measured_costs(about, requests), list[Compared]()
+        for done, (load, replicas) in enumerate(runs, 1):
+            meter.show(None, done, 1 + len(runs))
+            results.append(compared(costs, load, replicas, requests, seed))
+        meter.show(None, 1 + len(runs), 1 + len(runs))
+    found = SizingCheck.model_validate({**about, "costs": costs, "think_s": THINK_S, "results": results})
+    finish_scenario([sizing_table(found), scenario_table(found)], found, json_file)

@@ -5,12 +5,17 @@ import gc
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
+
+import typer
 
 from evals.bench.service.client import Client, Exchange, chat_request
 from evals.bench.service.load import even_times, open_arrivals, percentiles, share_late
-from evals.bench.service.process import MIB, Service
-from evals.bench.service.records import Check, Scenario
+from evals.bench.service.process import MIB, Service, raise_file_limit, scripted_command, started
+from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
 from evals.bench.service.script import Script
+from stepspec.cli.output import JsonOption
+from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Percentiles, Record
 
 QUESTION = "How many apples are there?"
@@ -42,7 +47,7 @@ class StreamFigures(Record):
 
 
 class Streams(Scenario):
-    """The file that `stepspec bench service streams --json` writes."""
+    """The file that `python -m evals.bench service.streams --json` writes."""
 
     figures: StreamFigures
     max_first_s: float = 0.25
@@ -115,3 +120,18 @@ async def streams(service: Service, script: Script, count: int, rate: float) -> 
 
 def _longest_gaps(found: Sequence[Exchange]) -> list[float]:
     return [max(after - before for before, after in pairwise(each.chunks)) for each in found if len(each.chunks) > 1]
+
+
+def main(
+    number: Annotated[int, typer.Option("--streams", min=1, help="Number of streams.")] = 1000,
+    rate: Annotated[float, typer.Option(min=0.1, help="Streams opened a second.")] = 100.0,
+    chunks: Annotated[int, typer.Option(min=2, max=120, help="Steps of each stream, one a second.")] = 16,
+    json_file: JsonOption = None,
+) -> None:
+    """Open many streams that get a chunk a second, and measure how soon they begin."""
+    raise_file_limit()
+    about, script = conditions(), Script(chunks, 0.0, 1.0)
+    with started(scripted_command(script, max_running=number)) as service:
+        figures = asyncio.run(streams(service, script, number, rate))
+    found = Streams.model_validate({**about, "figures": figures})
+    finish_scenario([scenario_table(found)], found, json_file)

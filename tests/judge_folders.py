@@ -1,11 +1,17 @@
-"""Folders of tiny random judge models with the embedded pair's tokenizer."""
+"""Folders of judge models with the embedded pair's tokenizer: tiny random ones, and a reward model that was fitted."""
 
+import random
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
+from evals.training.corrupt import corrupt_step
+from evals.training.gsm_mini import Problem, load_split, true_values
+from stepspec.engines.hugging_face import load_tokenizer
+from stepspec.engines.judge_model import RewardIds
 from stepspec.mini import WEIGHTS
 
 
@@ -26,7 +32,50 @@ def judge_folders(root: Path) -> dict[str, Path]:
     for name, kind in (("reward", LlamaForSequenceClassification), ("embedding", LlamaModel)):
         found[name] = root / name
         kind(config).save_pretrained(found[name])
-        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            if (WEIGHTS / "target" / file).exists():
-                shutil.copy(WEIGHTS / "target" / file, found[name])
+        _copy_tokenizer(found[name])
     return found
+
+
+def fitted_reward(folder: Path, num_problems: int = 60) -> Path:
+    """Make a reward model: the embedded target with a linear head that tells right steps from wrong ones."""
+    network = LlamaForSequenceClassification.from_pretrained(WEIGHTS / "target", num_labels=1, dtype=torch.float32)
+    ids = RewardIds(load_tokenizer(str(WEIGHTS / "target")))
+    states, right = list[torch.Tensor](), list[float]()
+    for problem in islice(load_split("train"), num_problems):
+        for each, label in zip(right_and_wrong(problem), (1.0, 0.0), strict=True):
+            with torch.inference_mode():
+                read = network.model(torch.tensor([ids.of(problem.question, each)]))
+            states.append(read.last_hidden_state[0, -1])
+            right.append(label)
+    inputs, labels = torch.stack(states).clone(), torch.tensor(right)  # [N, width], [N]
+    scale = inputs.square().mean().sqrt()
+    weights = torch.zeros(inputs.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = torch.nn.functional.binary_cross_entropy_with_logits(inputs / scale @ weights, labels)
+        value = value + 1e-3 * weights.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    network.score.weight.data = (weights.detach() / scale)[None]
+    network.save_pretrained(folder)
+    _copy_tokenizer(folder)
+    return folder
+
+
+def right_and_wrong(problem: Problem) -> tuple[list[str], list[str]]:
+    """Return the first steps of a problem, and the same steps with a mistake in the last one."""
+    rng = random.Random(problem.id)
+    place = rng.randrange(len(problem.plan))
+    wrong = corrupt_step(problem, place, true_values(problem), rng).word(rng, "draft")
+    steps = [f"{step}\n\n" for step in problem.steps]
+    return steps[: place + 1], [*steps[:place], f"{wrong}\n\n"]
+
+
+def _copy_tokenizer(folder: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (WEIGHTS / "target" / file).exists():
+            shutil.copy(WEIGHTS / "target" / file, folder)

@@ -15,6 +15,7 @@ import typer
 from scripted import FarEngine, ScriptedEngine, WordTokenizer
 from typer.core import TyperGroup
 
+from evals.training.gsm_mini import load_split
 from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli import app
@@ -43,7 +44,6 @@ from stepspec.evaluation.advise.measuring import load_costs
 from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
 from stepspec.evaluation.running import EvalProblem, Local

@@ -1,42 +1,51 @@
-"""`stepspec bench`: what it compares, stores and refuses. No test here checks how fast anything is."""
+"""`python -m evals.bench`: what it compares, stores and refuses. No test here checks how fast anything is."""
 
 import asyncio
 import itertools
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import stepspec
+from commands import bench, stepspec
+from typer.testing import CliRunner
 
+from evals.bench import ablation, loads
+from evals.bench.__main__ import FOLDER, app, summaries
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
-from evals.bench.ablation import main as ablation_main
+from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
+from evals.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
 from evals.bench.loads import Loads, loads_block
-from evals.bench.loads import main as loads_main
+from evals.bench.overhead import Overheads
 from evals.bench.plots import speed_by_context
+from evals.bench.published import PublishedProcedure
+from evals.bench.same_texts import ask, compare, same_texts_block
+from evals.training.gsm_mini import load_split
 from stepspec.api.loading import load_pair
-from stepspec.bench.conversation import Conversations, at_context
-from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
-from stepspec.bench.overhead import Overheads
-from stepspec.bench.published import PublishedProcedure
-from stepspec.bench.same_texts import ask, compare, same_texts_block
-from stepspec.cli import main
+from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Usage
-from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.errors import UsageError
 from stepspec.loop.policy import load_policy
 
-SMOL = Path(__file__).parent.parent / "evals" / "policies" / "smol" / "stepspec.toml"
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
 
-def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return stepspec("bench", *arguments)
+def test_every_command_is_listed_with_a_whole_sentence_and_runs_as_a_program() -> None:
+    """The list comes from the text of the modules. Each of them is a command with annotations that typer can read."""
+    found = summaries()
+    assert {"documents", "overhead", "service.instant", "size", "gpu_probe"} <= found.keys()
+    assert not {"speed", "service.client", "__main__"} & found.keys()
+    assert [name for name, line in found.items() if not re.fullmatch(r"[A-Z].*[.]", line)] == []
+    assert found.keys() >= {file.stem for file in FOLDER.glob("*.py") if "\ndef main(" in file.read_text()} - {
+        "__main__"
+    }
+    for name in found:
+        assert CliRunner().invoke(app, [name, "--help"], catch_exceptions=False).exit_code == 0
 
 
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
@@ -99,16 +108,16 @@ def test_a_step_reads_no_text_again_at_any_context_length(tmp_path: Path) -> Non
         (("engine", "--drafter", "medua"), "medusa"),
         (("engine", "--dtype", "int3"), "float32"),
         (("context", "--shape", "mini", "--target", "torch:x"), "--shape makes its own models"),
-        (("wire", "--target", "torch:nowhere", "--draft", "torch:nowhere"), "nowhere"),
+        (("published", "--target", "torch:nowhere", "--draft", "torch:nowhere"), "nowhere"),
     ],
     ids=str,
 )
 def test_invalid_arguments_are_refused_in_a_sentence(
     arguments: tuple[str, ...], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["stepspec", "bench", *arguments])
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        run_program(app, "bench")
     done = capsys.readouterr()
     assert done.out == ""
     assert complaint in done.err
@@ -154,9 +163,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
 def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: Path) -> None:
     file = tmp_path / "conversation.json"
     policies = ("--policy", "target", "--policy", "stepspec")
-    done = bench(
-        "conversation", "--benchmark", "gsm-mini", *policies, "--conversations", "1", "--context", "100", "--json", file
-    )
+    done = bench("conversation", *policies, "--conversations", "1", "--context", "100", "--json", file)
     assert done.returncode == 0, done.stderr
     found = Conversations.model_validate_json(file.read_bytes())
     assert [(each.policy, each.up_to) for each in found.results] == [("target", 500), ("stepspec", 500)]
@@ -178,7 +185,7 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
 
 def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
     file = tmp_path / "exact.json"
-    done = bench("exact", "--limit", "1", "--samples", "10", "--json", file)
+    done = bench("exactness", "--limit", "1", "--samples", "10", "--json", file)
     assert done.returncode == 0, done.stdout + done.stderr
     found = Exactnesses.model_validate_json(file.read_bytes())
     assert [each.policy for each in found.results] == ["token", "exact", "exact on every step"]
@@ -203,15 +210,15 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
 
 
 def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
-    assert ablation_main(["write", "stepspec", str(tmp_path / "policies")]) == 0
+    ablation.write("stepspec", tmp_path / "policies")
     changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
     given = load_policy("stepspec")[0]
     given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft", "no-cascade"}
     assert changed.keys() == CHANGES.keys() - given_already
-    assert ablation_main(["write", str(SMOL), str(tmp_path / "smol")]) == 0
-    without_cascade = load_policy(str(tmp_path / "smol" / "no-cascade.toml"))[0]
+    ablation.write(str(tmp_path / "policies" / "cascade.toml"), tmp_path / "again")
+    without_cascade = load_policy(str(tmp_path / "again" / "no-cascade.toml"))[0]
     assert [each.kind for each in without_cascade.at(0).judges] == ["likelihood"]
-    assert not (tmp_path / "smol" / "cascade.toml").exists()
+    assert not (tmp_path / "again" / "cascade.toml").exists()
     assert changed["no-salvage"].salvage is None
     assert changed["no-salvage"].at(0).judges == given.at(0).judges
     assert not changed["no-hint"].token.hint
@@ -219,19 +226,21 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     policies = [part for name in names for part in ("--policy", name)]
     done = stepspec("eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert ablation_main(["compare", str(tmp_path / "run"), str(tmp_path / "found.json")]) == 0
+    ablation.compare_runs(tmp_path / "run", tmp_path / "found.json")
     (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes
     assert (change.name, change.problems, change.ratio_ci) == ("no-hint", 2, None)
     assert change.accuracy in (0, 0.5, 1)
     assert change.ratio > 0
     assert "| no-hint | " in ablation_block(tmp_path / "found.json")
-    assert ablation_main(["compare", str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
-    assert loads_main([str(tmp_path / "run"), str(tmp_path / "loads.json")]) == 0
+    with pytest.raises(UsageError):
+        ablation.compare_runs(tmp_path / "policies", tmp_path / "found.json")
+    loads.main(tmp_path / "run", tmp_path / "loads.json")
     found = Loads.model_validate_json((tmp_path / "loads.json").read_bytes()).results
     assert [each.policy for each in found] == ["target", "token", "stepspec", "no-hint"]
     assert found[1].ratio == 1
     assert "| 1 | token |" in loads_block(tmp_path / "loads.json")
-    assert loads_main([str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
+    with pytest.raises(UsageError):
+        loads.main(tmp_path / "policies", tmp_path / "found.json")
 
 
 DRAFTED = {"A is 2.": 9, "</think>": 9, "": 9, "B is 3.": 3, "The answer is \\boxed{4}.": 9}

@@ -1,4 +1,4 @@
-"""`stepspec bench service affinity`: its load, the counters it reads, and hit rates that its limits must find."""
+"""The measurement `service.affinity`: its load, the counters it reads, and hit rates that its limits must find."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evals.bench.documents import ON_MANY_MACHINES, SCENARIOS, scenario_page
-from stepspec.bench.service.affinity import (
+from evals.bench.service.affinity import (
     POLICIES,
     SETTINGS,
     Affinity,
@@ -20,9 +20,9 @@ from stepspec.bench.service.affinity import (
     service_command,
     turns_of,
 )
-from stepspec.bench.service.client import Address
-from stepspec.bench.service.process import healthy
-from stepspec.bench.service.vllm_servers import vllm_versions
+from evals.bench.service.client import Address
+from evals.bench.service.process import healthy
+from evals.bench.service.vllm_servers import vllm_versions
 from stepspec.errors import EngineError, UsageError
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}

@@ -1,4 +1,4 @@
-"""`stepspec bench agent`: tasks, the check of calls and answers, and the record. No model runs here."""
+"""`python -m evals.bench agent`: tasks, the check of calls and answers, and the record. No model runs here."""
 
 import json
 import threading
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepspec.bench.agent import HEADS, Agents, Reply, compare, in_words, model_for, rows_of, run_task
-from stepspec.bench.agent_tasks import KINDS, Call, Task, Turn, make_tasks
-from stepspec.cli import app
-from stepspec.cli.benching_agent import POLICIES
+from evals.bench.__main__ import app
+from evals.bench.agent import POLICIES
+from evals.bench.agent_clients import clients
+from evals.bench.agent_runs import HEADS, Agents, Reply, compare, in_words, model_for, rows_of, run_task
+from evals.bench.agent_tasks import KINDS, Call, Task, Turn, make_tasks
 from stepspec.errors import UsageError
 
 Change = Callable[[Turn], Call]
@@ -212,8 +213,6 @@ def plain(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test_both_clients_send_the_same_requests() -> None:
-    from stepspec.bench.agent_clients import clients
-
     (task,) = make_tasks(1, 0)
     sent: dict[str, list[Any]] = {}
     for name in ("langchain", "openai"):
@@ -235,7 +234,7 @@ def test_the_command_goes_on_with_its_file_and_refuses_another(tmp_path: Path) -
     tasks = make_tasks(3, 0)
     with scripted_service(*tasks) as (address, _):
         for limit in (1, 3):
-            arguments = ["bench", "agent", "--base-url", address, "--limit", str(limit), "--json", str(file)]
+            arguments = ["agent", "--base-url", address, "--limit", str(limit), "--json", str(file)]
             result = CliRunner().invoke(app, arguments, catch_exceptions=False)
             assert result.exit_code == 0, result.output
         found = Agents.model_validate_json(file.read_text("utf-8"))
@@ -244,5 +243,5 @@ def test_the_command_goes_on_with_its_file_and_refuses_another(tmp_path: Path) -
         with pytest.raises(UsageError, match="runs with other seed"):
             CliRunner().invoke(app, [*arguments, "--seed", "1"], catch_exceptions=False)
         file.write_text("{}", "utf-8")
-        with pytest.raises(UsageError, match="is not a file of stepspec bench agent"):
+        with pytest.raises(UsageError, match="is not a file of this command"):
             CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""`stepspec bench service`: the load generator against known delays, and faults of a service that checks must find."""
+"""Measurements of the service: the load generator against known delays, and faults that checks must find."""
 
 import asyncio
 import json
@@ -15,17 +15,17 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from stepspec.bench.service.client import Address, Client, Exchange, chat_request
-from stepspec.bench.service.concurrency import AtConcurrency, Concurrency, at_concurrency, models_of
-from stepspec.bench.service.faults import EndFigures, FaultFigures, Faults, end_under_load, faults
-from stepspec.bench.service.instant import Instant, InstantFigures
-from stepspec.bench.service.load import closed_loop, even_times, open_arrivals, percentiles, poisson_times
-from stepspec.bench.service.overload import Overload, OverloadFigures, overload
-from stepspec.bench.service.process import Service, StartedService, scripted_command, started
-from stepspec.bench.service.records import Scenario, rows_of
-from stepspec.bench.service.script import Script
-from stepspec.bench.service.streams import StreamFigures, Streams, streams
-from stepspec.cli import app
+from evals.bench.__main__ import app
+from evals.bench.service.client import Address, Client, Exchange, chat_request
+from evals.bench.service.concurrency import AtConcurrency, Concurrency, at_concurrency, models_of
+from evals.bench.service.faults import EndFigures, FaultFigures, Faults, end_under_load, faults
+from evals.bench.service.instant import Instant, InstantFigures
+from evals.bench.service.load import closed_loop, even_times, open_arrivals, percentiles, poisson_times
+from evals.bench.service.overload import Overload, OverloadFigures, overload
+from evals.bench.service.process import Service, StartedService, scripted_command, started
+from evals.bench.service.records import Scenario, rows_of
+from evals.bench.service.script import Script
+from evals.bench.service.streams import StreamFigures, Streams, streams
 from stepspec.evaluation.records import Percentiles
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
@@ -401,9 +401,9 @@ def test_throughput_is_checked_against_the_target_and_against_one_request(
 def test_the_command_writes_its_figures_and_ends_with_1_if_one_is_past_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepspec.bench.service.instant.TURNS", 20)
+    monkeypatch.setattr("evals.bench.service.instant.TURNS", 20)
     file = tmp_path / "instant.json"
-    arguments = ["bench", "service", "instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
+    arguments = ["service.instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
     result = CliRunner().invoke(app, arguments)
     found = Instant.model_validate_json(file.read_text("utf-8"))
     assert found.figures.failed == 0

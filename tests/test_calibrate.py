@@ -43,8 +43,8 @@ async def calibrated(
 ) -> tuple[Calibrated, str]:
     """Calibrate `stepspec` for the embedded pair."""
     async with Local(load_pair(notes=False)) as executor:
-        name = "gsm-mini" if data is None else "questions"
-        benchmark, _ = calibration_split(load_benchmark(name)[1])
+        name, split = ("gsm-mini", "calibration") if data is None else ("questions", None)
+        benchmark = calibration_split(name, load_benchmark(name)[1], split)
         task = await load_task(name, benchmark, data, load_policy("stepspec")[1], executor, plan)
         return await calibrate(task, executor, folder, Budget(None), SILENT, SMALL, at_most)
 
@@ -248,17 +248,33 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
     lines = [f'{{"question": "What is 1 plus {n}?", "answer": "{1 + n}"}}\n' for n in range(5)]
     data.write_text("".join(lines + lines[:2]))  # repeated questions do not count
     folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
+    train = ["gsm-mini", "--split", "train"]
     policy = tmp_path / "mine.toml"
     policy.write_text(load_policy("stepspec")[1])
     for arguments, message in [
         ([data, *folder], "A calibration needs at least 150 problems, got 5."),
         (["gsm-mini", "--max-loss", "0", *folder], "--max-loss must be above 0"),
         (["gsm-mini", "--confidence", "1", *folder], "--confidence must be above 0.5"),
+        (["gsm-mini", *folder], "must not use the test split of gsm-mini, so that it stays unused. Add --split cal"),
+        (["gsm-mini", "--split", "test", *folder], "must not use the test split"),
+        (["gsm-mini", "--split", "tets", *folder], "no split 'tets'. Did you mean 'test'?"),
+        (["gsm8k", *folder], "must not use the test split of gsm8k, so that it stays unused. Name a file of other"),
+        (["typed", "--split", "train", *folder], "typed has no splits to choose from. --split is for gsm-mini."),
+        ([data, "--split", "train", *folder], "All questions of a FILE are used."),
         (["gsm-mini", "--budget", "soon", *folder], "--budget takes a time"),
         (["gsm-mini", "--grader", "number", *folder], "--grader is for a FILE"),
-        (["gsm-mini", "--policy", policy, "--policy-file", policy, "--force"], "must be another file than --policy"),
-        (["gsm-mini", "--temperature", "0.6", "--at-most", "0.3", *folder], "--at-most must be at least the temp"),
-        (["gsm-mini", "--policy", "token", *folder], "A calibration needs a policy of family 'score'"),
+        (
+            [*train, "--policy", policy, "--policy-file", policy, "--force"],
+            "must be another file than --policy",
+        ),
+        (
+            [*train, "--temperature", "0.6", "--at-most", "0.3", *folder],
+            "--at-most must be at least the temp",
+        ),
+        (
+            [*train, "--policy", "token", *folder],
+            "A calibration needs a policy of family 'score'",
+        ),
     ]:
         refused = invoke("calibrate", *arguments)
         assert isinstance(refused.exception, UsageError), refused.output

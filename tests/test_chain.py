@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from scripted import PROMPT, Opinion, Play, Reply, Stage
 from test_family_runs import VirtualLoop
 
+from evals.training.gsm_mini import load_split
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.running import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError, UsageError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.limits import Demands
 from stepspec.loop.pace import FIRST_CONTROL, StepPace

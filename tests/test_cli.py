@@ -17,10 +17,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from stepspec import __version__
+from stepspec.api.pairs import EMBEDDED
 from stepspec.base.files import list_data_files
 from stepspec.cli import app
 from stepspec.cli.progress import columns
 from stepspec.engines.protocol import SAMPLING_NUMBERS
+from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 
 QUESTION = "What is 1 + 1?"
@@ -52,14 +54,13 @@ def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
     assert loaded.stdout.split() == []
 
 
-def test_pairs_are_listed_and_only_known_ones_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    lines = stepspec("pair", "list").stdout.decode().splitlines()
-    assert [line.split()[0] for line in lines] == ["embedded", "smol"]
-    assert lines[0].endswith("weights")
-    assert lines[1].endswith("Build it: stepspec pair build smol")
-    assert "needs no build" in refused("pair", "build", "embedded")
-    assert "'smol'" in refused("pair", "build", "smoll")
+def test_pairs_are_listed_and_names_that_were_removed_say_what_to_use() -> None:
+    (line,) = stepspec("pair", "list").stdout.decode().splitlines()
+    assert line.split() == ["embedded", str(EMBEDDED)]
+    removed = "The pair 'smol' was removed in 0.2.0. Name models of your own with --target and --draft"
+    assert removed in refused("run", "How many?", "--pair", "smol?threads=2")
+    assert removed in refused("serve", "--pair", "smol")
+    assert "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini'" in refused("eval", "gsm-plain")
 
 
 @pytest.mark.parametrize("command", ["run", "eval"])
@@ -101,7 +102,9 @@ def test_help_is_complete_and_nothing_in_it_is_truncated(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     words, command = "".join(text.split()), COMMANDS[name]
     sentences = [command.help, *(each.help for each in command.params)]
-    sentences += [each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values()]
+    sentences += [
+        each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values() if not each.hidden
+    ]
     for sentence in sentences:
         assert sentence
         assert "".join(sentence.split()) in words  # lines may also break after hyphens
@@ -119,12 +122,18 @@ def test_help_is_complete_and_nothing_in_it_is_truncated(name: str) -> None:
         ("stepspec run Why --policy specr", ["specreason", "specreason-decode"]),
         ("stepspec serve --policy specreason-", ["specreason-decode"]),
         ("stepspec grade x --grader i", ["integer"]),
-        ("stepspec bench engine --drafter m", ["medusa"]),
+        ("stepspec costs s", ["service"]),
     ],
 )
 def test_the_shell_completes_commands_and_names(typed: str, completed: list[str]) -> None:
     env = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_STEPSPEC_COMPLETE": "complete_bash"}
     assert CliRunner().invoke(app, [], prog_name="stepspec", env=env).output.split() == completed
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "service", "costs", "--requests", "20"]])
+def test_the_benchmarks_that_moved_say_where_they_are(arguments: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"python -m evals\.bench in a checkout.*stepspec costs service"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_completion_can_be_installed() -> None:

@@ -65,7 +65,7 @@ def test_json_is_one_option_with_one_meaning() -> None:
     options = [(name, option) for name, each in COMMANDS.items() for option in each.params if "--json" in option.opts]
     assert {name.removeprefix("stepspec ") for name, _ in options} >= {
         *("run", "models", "compare", "size", "advise", "replay"),
-        *("bench agent", "bench service streams"),
+        *("costs models", "costs service"),
     }
     for name, option in options:
         assert (option.metavar, option.help) == ("FILE", options[0][1].help), name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from stepspec.bench.delay import far
+from evals.bench.delay import far
 from stepspec.errors import UsageError
 
 pytestmark = pytest.mark.anyio

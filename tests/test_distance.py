@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from scripted import FarEngine, ScriptedEngine, Stage
 
+from evals.bench.distance import AtDistance, Distances
 from evals.bench.documents import measured_block
-from stepspec.bench.distance import AtDistance, Distances
 from stepspec.loop.costs import ChainCosts
 from stepspec.loop.policy import Policy
 

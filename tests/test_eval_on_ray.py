@@ -21,8 +21,8 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import RayActorError
 
+from evals.bench.service.script import Script, scripted_pair
 from stepspec.api.loading import Pair, load_pair
-from stepspec.bench.service.script import Script, scripted_pair
 from stepspec.cli import app
 from stepspec.errors import EngineError, ModelError, TargetError, UsageError
 from stepspec.evaluation.benchmark import asked
@@ -198,7 +198,7 @@ def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatc
 def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
-    for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini"), ("advise", "--data", prompts)):
+    for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini", "--split", "train"), ("advise", "--data", prompts)):
         files = () if command[0] == "eval" else ("--policy-file", tmp_path / "new.toml")
         found = invoke(*command, *files, "--output", tmp_path / "run", "--ray", "127.0.0.1:1")
         assert isinstance(found.exception, UsageError)

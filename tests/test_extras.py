@@ -21,6 +21,7 @@ MODULES = {
     "stepspec.evaluation.advise": "eval",
     "stepspec.evaluation.compare": "eval",
     "stepspec.sizing.simulation": "size",
+    "stepspec.sizing.measurement": "size",
 }
 COMMANDS = {
     "run What? --target torch:x --policy target": "torch",
@@ -33,11 +34,8 @@ COMMANDS = {
     "grade x.jsonl": "eval",
     "serve": "serve",
     "size --agents 10 --costs x.json": "size",
-    "bench engine": "torch",
-    "bench controller": "torch",
-    "bench langchain": "langchain",
-    "bench distance --draft http://127.0.0.1:9": "eval",
-    "bench wire --target http://127.0.0.1:9 --draft http://127.0.0.1:9": "remote",
+    "costs models": "eval",
+    "costs service": "eval",
 }
 PROGRAM = """
 import contextlib, importlib, io, json, sys

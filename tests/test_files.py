@@ -133,10 +133,13 @@ def test_the_wheel_contains_the_package_and_the_data_and_nothing_else(copy: Path
     package = {path.relative_to(copy) for path in (copy / "stepspec").rglob("*") if path.is_file()}
     package -= {path for path in package if "__pycache__" in path.parts}
     data = {Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names}
-    data |= {Path("stepspec", "evals", "data", "typed.jsonl")}
+    names = ("typed.jsonl", *(f"gsm-mini-{split}.jsonl.gz" for split in ("test", "calibration", "train")))
+    data |= {Path("stepspec", "evals", "data", name) for name in names}
     members = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {path for path in members if not path.parts[0].endswith(".dist-info")} == package | data
-    assert Path("stepspec/py.typed") in members
+    assert {Path("stepspec", name) for name in ("py.typed", "mini/weights/target/model.safetensors")} <= members
+    assert not {"bench", "training", "results", "tests"} & {part for path in members for part in path.parts}
+    assert wheel.stat().st_size <= 13_000_000
 
 
 def test_the_source_package_builds_the_same_wheel(copy: Path, wheel: Path, tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import shutil
 from collections.abc import AsyncIterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from judge_folders import judge_folders
+from judge_folders import fitted_reward, judge_folders, right_and_wrong
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
+from evals.training.gsm_mini import load_split
 from stepspec import Policy, StepSpec, load_pair, load_policy
 from stepspec.cli.options import judge_specs
 from stepspec.engines.judge_model import RewardIds
@@ -112,6 +114,19 @@ async def test_a_policy_gets_its_judge_models_when_they_are_loaded(folders: dict
     )
     async with StepSpec(policy=lookahead, judges=judges) as spec:
         assert (await spec.generate(QUESTION)).counts.steps_accepted > 0
+
+
+async def test_rsd_keeps_the_steps_that_a_reward_model_finds_right(tmp_path: Path) -> None:
+    judge = TorchJudge.load(str(fitted_reward(tmp_path / "reward")))
+    unseen = list(islice(load_split("train", start=1_000), 12))
+    pairs = [[await judge.reward(each.question, steps) for steps in right_and_wrong(each)] for each in unseen]
+    await judge.aclose()
+    assert sum(right > wrong for right, wrong in pairs) >= 9
+    async with StepSpec(policy="rsd", judges={"reward": f"torch:{tmp_path / 'reward'}"}) as spec:
+        results = await spec.batch([each.question for each in unseen[:4]])
+    judged = [step for result in results for step in result.steps if step.scores.get("reward") is not None]
+    assert {step.origin for step in judged} == {"draft", "target"}
+    assert all((step.scores["reward"] >= 0.7) == (step.origin == "draft") for step in judged)
 
 
 async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Path]) -> None:

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import RayActorError
 
-from stepspec.bench.service.client import Client, chat_request
-from stepspec.bench.service.process import StartedService, started
-from stepspec.bench.service.replicas import processes, ray_command, under_kill
+from evals.bench.service.client import Client, chat_request
+from evals.bench.service.process import StartedService, started
+from evals.bench.service.replicas import processes, ray_command, under_kill
 from stepspec.errors import UsageError
 from stepspec.serve.keys import ENVIRONMENT, Rates
 from stepspec.serve.keys import Client as KeyClient

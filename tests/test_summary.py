@@ -9,7 +9,7 @@ import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
 from evals.bench.certification import read_population
-from stepspec.bench.ideal import ideals
+from evals.bench.ideal import ideals
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Failure, StepRecord, Throughput

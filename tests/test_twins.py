@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from evals.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
 from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import list_data_files
-from stepspec.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.running import token_policy
 

@@ -1,23 +1,21 @@
-"""What each part of a step-level policy is worth: the policy with one part switched off or on at a time, in a checkout:
+"""What each part of a step-level policy is worth: the policy with one part switched off or on at a time.
 
-    python -m evals.bench.ablation write stepspec FOLDER       # one policy file for each change
+    python -m evals.bench ablation write stepspec FOLDER       # one policy file for each change
     stepspec eval gsm-mini --temperature 0,0.6 --limit 100 --output RUNS \
         --policy stepspec $(printf -- "--policy %s " FOLDER/*.toml)
-    python -m evals.bench.ablation compare RUNS evals/results/ablation/embedded.json
+    python -m evals.bench ablation compare RUNS evals/results/ablation/embedded.json
 """
 
-import argparse
-import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tomlkit
+import typer
 
-from evals.bench.exiting import exit_code
-from stepspec.bench.speed import with_interval
+from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record, RunRecord
 from stepspec.evaluation.report.conditions import runs_in_words
@@ -27,6 +25,8 @@ from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy, load_policy
 
 Document = dict[str, Any]
+
+main = typer.Typer(help="Compare a policy with one part switched off or on at a time.", rich_markup_mode=None)
 
 CASCADE = {"kind": "draft-confidence", "signal": "min-margin", "threshold": 0.5, "reject_below": 0.0}
 """A first judge that accepts steps of which the draft was sure everywhere, and leaves all others to the next one."""
@@ -122,12 +122,9 @@ def changed(text: str, name: str) -> str | None:
     return tomlkit.dumps(policy)
 
 
+@main.command()
 def write(policy: str, folder: Path) -> None:
-    """Write one policy file for each change that the policy does not have already.
-
-    Raises:
-        UsageError: there is no such policy.
-    """
+    """Write one policy file for each change that the policy does not have already."""
     text = load_policy(policy)[1]
     folder.mkdir(parents=True, exist_ok=True)
     for name in CHANGES:
@@ -192,27 +189,11 @@ def ablation_block(file: Path) -> str:
     return f"{markdown_table(heads, rows)}\n\n{runs_in_words(found.runs)} Intervals are 95%."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.ablation", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    writing = commands.add_parser("write", help="write the changed policies")
-    writing.add_argument("policy")
-    writing.add_argument("folder", type=Path)
-    comparing = commands.add_parser("compare", help="compare them in runs")
-    comparing.add_argument("runs", type=Path)
-    comparing.add_argument("file", type=Path)
-    given = parser.parse_args(arguments)
-
-    def work() -> None:
-        if given.command == "write":
-            write(given.policy, given.folder)
-        else:
-            given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
-            print(ablation_block(given.file))
-
-    return exit_code(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@main.command("compare")
+def compare_runs(
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")],
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+) -> None:
+    """Compare the changed policies in runs, and print the table."""
+    file.write_text(compare(runs).model_dump_json(indent=1) + "\n", "utf-8")
+    print(ablation_block(file))

@@ -1,6 +1,6 @@
-"""Coverage and power of certificates: `python -m evals.bench.certification RUN --json FILE`.
+"""Coverage and power of certificates.
 
-RUN is a run of several policies, such as the settings of a calibration's path. Its problems are a population of
+The run is a run of several policies, such as the settings of a calibration's path. Its problems are a population of
 outcomes: whether the target, and each policy, is right. For coverage, the population is weighted so that the target has
 a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate is a false one.
 For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws many calibrations
@@ -8,7 +8,6 @@ with replacement. Each of them orders the policies by how many answers they chan
 that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.testing` does.
 """
 
-import argparse
 import json
 import platform
 from collections.abc import Iterator
@@ -16,10 +15,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate.testing import Limits, certified_settings
 from stepspec.evaluation.records import BASELINE
@@ -216,30 +218,24 @@ def certification_block(file: Path) -> str:
     )
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.certification", description=__doc__)
-    parser.add_argument("run", type=Path, help="folder of the run with the population")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table to this file")
-    parser.add_argument("--simulations", type=int, default=SIMULATIONS, metavar="N", help="calibrations for each cell")
-    arguments = parser.parse_args()
-    population = read_population(arguments.run)
+def main(
+    run: Annotated[Path, typer.Argument(help="Folder of the run with the population.")],
+    simulations: Annotated[int, typer.Option(min=1, help="Calibrations for each cell.")] = SIMULATIONS,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how often calibrations certify a policy."""
+    population = read_population(run)
     found: list[Cell] = []
-    for cell in cells(population, arguments.simulations):
+    for cell in cells(population, simulations):
         found.append(cell)
         accuracy = "" if cell.accuracy is None else f", accuracy {cell.accuracy:.2f}"
         size = f"{cell.num_problems} x {cell.num_repeats}, limit {cell.limit:.3f}"
         print(f"{cell.kind:8}  {cell.certified:.4f} certified  {size}{accuracy}, {cell.changed:.1%} changed")
-    if arguments.json:
-        about = {
-            "simulations": arguments.simulations,
-            "seed": SEED,
-            "problems": population.target.shape[0],
-            "settings": len(population.policies),
-            "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        }
-        arguments.json.write_text(json.dumps({**about, "cells": [asdict(each) for each in found]}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    about = {
+        "simulations": simulations,
+        "seed": SEED,
+        "problems": population.target.shape[0],
+        "settings": len(population.policies),
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+    }
+    write_results({**about, "cells": [asdict(each) for each in found]}, json_file)

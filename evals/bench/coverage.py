@@ -1,18 +1,17 @@
-"""Coverage of the intervals: `python -m evals.bench.coverage --json FILE`.
+"""Coverage of the intervals: how often they contain the true value.
 
 Each setting simulates evaluations whose true figures are known. For each figure it counts the evaluations whose 95%
 interval contains the true value. Coverage must be 93% to 97% for 200 or more problems. Smaller sizes are reported too.
 """
 
-import argparse
-import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import scipy  # pyright: ignore[reportMissingTypeStubs]
+import typer
 
 from evals.bench.simulated import (
     Latencies,
@@ -23,6 +22,7 @@ from evals.bench.simulated import (
     paired_runs,
     scored_outcomes,
 )
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.stats.intervals import Interval
 from stepspec.evaluation.stats.judging import MIN_CLASS, Area, auc
 from stepspec.evaluation.stats.matched import Candidate, corrected_confidence, fastest
@@ -193,25 +193,16 @@ def _holds(interval: Interval | None, true: float) -> bool:
     return interval is not None and interval[0] <= true <= interval[1]
 
 
-def main() -> None:
+def main(
+    simulations: Annotated[int, typer.Option(min=1, help="Evaluations for each setting.")] = SIMULATIONS,
+    json_file: JsonOption = None,
+) -> None:
     """Measure how often each interval contains the true value."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.coverage", description=main.__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
-    parser.add_argument(
-        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each setting."
-    )
-    arguments = parser.parse_args()
     rows: list[Coverage] = []
     for setting in (*settings(), *settings(SMALL_SIZES)):
-        for row in measure(setting, arguments.simulations):
+        for row in measure(setting, simulations):
             rows.append(row)
             print(f"{row.num_problems:5} x {row.num_repeats}  {row.coverage:.4f}  {row.figure} ({row.setting})")
-    if arguments.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
-        found = {"confidence": 0.95, "simulations": arguments.simulations, "seed": SEED, "versions": versions}
-        table = {**found, "coverages": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(table, indent=2) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
+    found = {"confidence": 0.95, "simulations": simulations, "seed": SEED, "versions": versions}
+    write_results({**found, "coverages": [asdict(row) for row in rows]}, json_file)

@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks, plots and stored reports: `python -m evals.bench.documents`, in a checkout.
+"""Rewrite all generated blocks, plots and stored reports of the documents.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -8,36 +8,34 @@ import ast
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evals.bench import agent_runs, conversation, distance, exactness, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
+from evals.bench.ideal import ideals_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.readme import Drafts, headline, overview_block, readme_block
 from evals.bench.replays import replays_block
+from evals.bench.service import concurrency, records, sizing
+from evals.bench.service.affinity import Affinity
+from evals.bench.service.faults import Faults
+from evals.bench.service.instant import Instant
+from evals.bench.service.overload import Overload
+from evals.bench.service.replicas import Replicas
+from evals.bench.service.streams import Streams
+from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.bench import agent, conversation, distance, exactness, overhead, servers
-from stepspec.bench.ideal import ideals_block
-from stepspec.bench.same_texts import same_texts_block
-from stepspec.bench.service import concurrency, records, sizing
-from stepspec.bench.service.affinity import Affinity
-from stepspec.bench.service.faults import Faults
-from stepspec.bench.service.instant import Instant
-from stepspec.bench.service.overload import Overload
-from stepspec.bench.service.replicas import Replicas
-from stepspec.bench.service.streams import Streams
-from stepspec.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions
-from stepspec.evaluation.report import Results, markdown_report, read_results, with_block
+from stepspec.evaluation.report import markdown_report, read_results, with_block
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.cells import count, joined, percent_with_interval
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
@@ -67,7 +65,7 @@ def _wire_in_words(costs: WireCosts) -> str:
 
 
 class Measured(NamedTuple):
-    """What a file of `stepspec bench NAME --json` holds: its model, heads and rows of its table, and its conditions."""
+    """What a file of a measurement holds: its model, heads and rows of its table, and its conditions."""
 
     model: type[Conditions]
     heads: Sequence[str]
@@ -77,7 +75,7 @@ class Measured(NamedTuple):
 
 
 MEASURED: Mapping[str, Measured] = {
-    "agent": Measured(agent.Agents, agent.HEADS, agent.rows_of, agent.in_words),
+    "agent": Measured(agent_runs.Agents, agent_runs.HEADS, agent_runs.rows_of, agent_runs.in_words),
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
@@ -112,18 +110,10 @@ def generated(root: Path) -> dict[Path, str]:
         UsageError: a document has no marker for a block, or results are missing.
     """
     results = root / "evals" / "results"
-    gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k = read_results(results / "smol" / "gsm8k")
-    plain_draft, gsm8k_draft = (read_results(results / "smol" / "accuracy" / name) for name in ("gsm-plain", "gsm8k"))
-    drafts = _drafts(root, [*plain_draft, *gsm8k_draft])
+    gsm_mini, drafts = read_results(results / "gsm-mini"), _drafts(root)
     blocks = (
-        ("README.md", "headline", "gsm-plain", headline(gsm_plain, plain_draft)),
-        ("README.md", "overview", "smol", overview_block(gsm_plain, drafts)),
-        ("README.md", "headline", "gsm8k", headline(gsm8k, gsm8k_draft)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
-        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain, drafts)),
-        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k, drafts)),
-        ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
+        ("README.md", "overview", "gsm-mini", overview_block(gsm_mini, drafts)),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
@@ -166,18 +156,12 @@ def generated(root: Path) -> dict[Path, str]:
     return texts
 
 
-def _drafts(root: Path, results: Results) -> Drafts:
-    """Return the accuracies of drafts alone in other runs, and that of the embedded draft from its figures."""
+def _drafts(root: Path) -> Drafts:
+    """Return the accuracy of the embedded draft alone, from its figures."""
     figures = json.loads((root / "stepspec" / "mini" / "weights" / "figures.json").read_text("utf-8"))["solutions"]
     solved = figures["draft"]["solved"]
-    found = {("gsm-mini", 0.0): (solved["share"], solved["interval"], figures["problems"])}
-    for run, summary in results:
-        draft = summary.policies["draft"]
-        found[run.benchmark, run.temperature] = draft.accuracy, draft.accuracy_ci, summary.n
-    return {
-        key: f"{joined(percent_with_interval(share, interval))} of {count(n, 'problem')}, not run here"
-        for key, (share, interval, n) in found.items()
-    }
+    accuracy = joined(percent_with_interval(solved["share"], solved["interval"]))
+    return {("gsm-mini", 0.0): f"{accuracy} of {count(figures['problems'], 'problem')}, not run here"}
 
 
 def _methods(root: Path, name: str) -> str:
@@ -197,7 +181,7 @@ def measured_block(name: str, file: Path) -> str:
 
 
 def speeds_block(file: Path) -> str:
-    """Return the table of a file of `stepspec bench engine` and its conditions."""
+    """Return the table of a file of `python -m evals.bench engine` and its conditions."""
     speeds = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
     prompt = "prompt" if speeds.synthetic else "prompt of gsm-mini"
     models = models_in_words({"target": speeds.engine, "draft": speeds.draft})
@@ -207,12 +191,12 @@ def speeds_block(file: Path) -> str:
 
 
 def scenario_page(file: Path) -> str:
-    """Return the page that shows a file of `stepspec bench service`."""
+    """Return the page that shows a file of `python -m evals.bench service.NAME`."""
     return "docs/many-machines.md" if file.stem in ON_MANY_MACHINES else "docs/service.md"
 
 
 def scenario_block(file: Path) -> str:
-    """Return Markdown tables of a file of `stepspec bench service`, and where it was measured."""
+    """Return Markdown tables of a file of `python -m evals.bench service.NAME`, and where it was measured."""
     found = SCENARIOS[file.stem].model_validate_json(file.read_text("utf-8"))
     tables, about = [markdown_table(records.HEADS, records.rows_of(found))], found.title
     if found.details is not None:
@@ -290,25 +274,13 @@ def columns_block() -> str:
     return "\n".join(["| column | meaning |", "|:--|:--|", *rows])
 
 
-def main() -> int:
-    """Rewrite the documents of the checkout that contains this package."""
-    try:
-        root = package_folder().parent
-        texts, plots = generated(root), images(root)
-        for file, text in (texts | plots).items():
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(text, "utf-8")
-        for stale in (root / PLOTS).glob("*.svg"):
-            if stale not in plots:
-                stale.unlink()
-    except OSError as error:
-        print(f"Cannot rewrite {error.filename}: {error.strerror}. Run this in a checkout.", file=sys.stderr)
-        return 1
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main() -> None:
+    """Rewrite the generated blocks, plots and stored reports of the checkout that contains this package."""
+    root = package_folder().parent
+    texts, plots = generated(root), images(root)
+    for file, text in (texts | plots).items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    for stale in (root / PLOTS).glob("*.svg"):
+        if stale not in plots:
+            stale.unlink()

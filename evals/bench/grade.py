@@ -1,24 +1,26 @@
 """Speed of grading, and its robustness against hostile texts.
 
-    python -m evals.bench.grade --data test.jsonl --json evals/results/grading.json
+    python -m evals.bench grade --data test.jsonl --json evals/results/grading.json
 
 `--data` is a jsonl file of problems whose `answer` is a solution with `####`, like GSM8K's. Every solution must be
 graded as correct for its own answer.
 """
 
-import argparse
 import json
 import resource
 import statistics
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 from evals.bench.hostile import hostile_texts
+from stepspec.cli.options import SeedOption
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.grade.grading import Grading
 from stepspec.evaluation.grade.words import Grade, Limits
 from stepspec.evaluation.machine import commit, hardware, versions
@@ -31,27 +33,23 @@ T = TypeVar("T")
 Timed = tuple[Grade, float]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, and print and store its figures."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.grade", description=main.__doc__)
-    parser.add_argument("--json", type=Path, help="Also write the figures to this file.")
-    parser.add_argument("--data", type=Path, help="A jsonl file of solutions with ####.")
-    parser.add_argument("--hostile", type=int, default=10_000, help="Number of hostile texts.")
-    parser.add_argument("--workers", type=int, default=2, help="Number of processes that compare formulas.")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+def main(
+    data: Annotated[Path | None, typer.Option(help="A jsonl file of solutions with ####.")] = None,
+    hostile: Annotated[int, typer.Option(min=1, help="Number of hostile texts.")] = 10_000,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes that compare formulas.")] = 2,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure the speed of grading, and its robustness against hostile texts."""
     figures = {
-        "conditions": {"hardware": hardware(), "versions": versions(), "commit": commit(), "workers": options.workers},
-        "solutions": grade_solutions(options.data) if options.data else None,
+        "conditions": {"hardware": hardware(), "versions": versions(), "commit": commit(), "workers": workers},
+        "solutions": grade_solutions(data) if data else None,
         "numeric": numeric_speed(),
-        "symbolic": symbolic_speed(options.workers),
-        "hostile": hostile_cost(options.hostile, options.seed, options.workers),
+        "symbolic": symbolic_speed(workers),
+        "hostile": hostile_cost(hostile, seed, workers),
     }
-    text = json.dumps(figures, indent=2)
-    if options.json:
-        options.json.write_text(text + "\n", "utf-8")
-    print(text)
-    return 0
+    print(json.dumps(figures, indent=2))
+    write_results(figures, json_file)
 
 
 def grade_solutions(file: Path) -> Mapping[str, Any]:
@@ -167,7 +165,3 @@ def _speed(seconds: float, grades: Sequence[Grade]) -> Mapping[str, Any]:
         "statuses": dict(Counter(grade.status for grade in grades)),
         "decided_by": dict(Counter(grade.decided_by or "nothing" for grade in grades)),
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,15 @@
-"""Random texts that try to hang, crash or fool a grader, for the tests and the benchmark.
+"""Random texts that try to hang, crash or fool a grader, for tests and benchmarks.
 
-    python -m evals.bench.hostile 10 0
+    python -m evals.bench hostile 10 0
 
 prints ten of them with seed 0, shortened.
 """
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+import typer
 
 from stepspec.evaluation.grade.words import shortened
 
@@ -167,11 +169,10 @@ FAMILIES: Sequence[Callable[[random.Random], str]] = (
 )
 
 
-def main() -> None:
-    """Print some hostile texts."""
-    for text in hostile_texts(int(sys.argv[1]), int(sys.argv[2])):
+def main(
+    number: Annotated[int, typer.Argument(min=1, help="Number of texts.")] = 10,
+    seed: Annotated[int, typer.Argument(help="Random seed.")] = 0,
+) -> None:
+    """Print some hostile texts, shortened."""
+    for text in hostile_texts(number, seed):
         print(ascii(shortened(text, 150)))
-
-
-if __name__ == "__main__":
-    main()

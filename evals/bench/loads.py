@@ -1,19 +1,16 @@
-"""Throughput of policies under load, over that of token-level speculation, in a checkout:
+"""Throughput of policies under load, over that of token-level speculation.
 
 stepspec eval gsm-mini --concurrency 4,16,64 --limit 512 --policy target --policy token --policy stepspec --output RUNS
-python -m evals.bench.loads RUNS evals/results/loads/embedded.json
+python -m evals.bench loads RUNS evals/results/loads/embedded.json
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import typer
 
-from evals.bench.exiting import exit_code
-from stepspec.bench.speed import with_interval
+from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
 from stepspec.evaluation.report.conditions import runs_in_words
@@ -98,19 +95,10 @@ def loads_block(file: Path) -> str:
     return f"{table}\n\n{runs_in_words(found.runs)} Intervals are 95%."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. `arguments` are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.loads", description=__doc__)
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("file", type=Path)
-    given = parser.parse_args(arguments)
-
-    def work() -> None:
-        given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
-        print(loads_block(given.file))
-
-    return exit_code(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(
+    runs: Annotated[Path, typer.Argument(help="Folder of the runs.")],
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+) -> None:
+    """Compare the throughput of the policies in runs, and print the table."""
+    file.write_text(compare(runs).model_dump_json(indent=1) + "\n", "utf-8")
+    print(loads_block(file))

@@ -1,22 +1,22 @@
-"""Coverage of the bound of the accuracy loss: `python -m evals.bench.loss_coverage --json FILE`.
+"""Coverage of the bound of the accuracy loss.
 
 Each cell is a number of problems and repeats, an accuracy of the target and a true loss of the policy. Each cell is
 simulated with several distributions of the loss over problems. `Paired` computes the bound of every evaluation.
 """
 
-import argparse
-import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import scipy  # pyright: ignore[reportMissingTypeStubs]
+import typer
 
 from evals.bench.simulated import lost_everywhere, lost_in_some, same_in_all_repeats
+from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.stats.intervals import z_value
 from stepspec.evaluation.stats.paired import Paired
 from stepspec.evaluation.stats.runs import Floats
@@ -106,18 +106,15 @@ def measure(cell: Cell, distribution: str, correlation: float, simulations: int 
     )
 
 
-def main() -> None:
+def main(
+    simulations: Annotated[int, typer.Option(min=1, help="Evaluations for each cell and distribution.")] = SIMULATIONS,
+    json_file: JsonOption = None,
+) -> None:
     """Measure how often the bound of the accuracy loss holds, and by how much it exceeds the loss."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.loss_coverage", description=main.__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
-    parser.add_argument(
-        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each cell and distribution."
-    )
-    arguments = parser.parse_args()
     rows: list[LossCoverage] = []
     with ProcessPoolExecutor() as workers:
         tasks = [
-            workers.submit(measure, cell, distribution, correlation, arguments.simulations)
+            workers.submit(measure, cell, distribution, correlation, simulations)
             for cell, distribution, correlation in product(cells(), DISTRIBUTIONS, CORRELATIONS)
         ]
     for row in (task.result() for task in tasks):
@@ -125,12 +122,6 @@ def main() -> None:
         where = f"{row.num_problems:4} x {row.num_repeats:2}  accuracy {row.accuracy:.2f}, loss {row.loss:.2f}"
         how = f"{row.distribution}, correlation {row.correlation}"
         print(f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {how}")
-    if arguments.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
-        found = {"confidence": 0.95, "simulations": arguments.simulations, "seed": SEED, "versions": versions}
-        table = {**found, "cells": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
+    found = {"confidence": 0.95, "simulations": simulations, "seed": SEED, "versions": versions}
+    write_results({**found, "cells": [asdict(row) for row in rows]}, json_file)

@@ -1,16 +1,14 @@
-"""Take the screenshot of a report for the README: `python -m evals.bench.picture`, in a checkout.
+"""Take the screenshot of a report for the README.
 
 This needs Chromium on the path, and playwright, which the extra `dev` installs.
 """
 
 import io
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from evals.bench.exiting import exit_code
 from stepspec.base.files import package_folder
 from stepspec.errors import UsageError
 from stepspec.evaluation.report.page import make_page
@@ -53,12 +51,7 @@ def take_picture(runs: Path, file: Path) -> None:
     picture.save(file, optimize=True)
 
 
-def main() -> int:
+def main() -> None:
     """Replace the screenshot in the documentation."""
     checkout = package_folder().parent
-    runs, file = checkout / "evals" / "results" / "gsm-mini", checkout / "docs" / "images" / "report.png"
-    return exit_code(lambda: take_picture(runs, file))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    take_picture(checkout / "evals" / "results" / "gsm-mini", checkout / "docs" / "images" / "report.png")

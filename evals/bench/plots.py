@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepspec.bench.conversation import Conversations, range_in_words
+from evals.bench.conversation import Conversations, range_in_words
 from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas
@@ -12,8 +12,6 @@ from stepspec.evaluation.report.plots.tradeoff import tradeoff
 PLOTS = Path("docs", "images", "plots")
 """Their folder in a checkout."""
 METHODS: Mapping[str, str] = {
-    "smol-gsm-plain": "mini/smol/figures.json",
-    "smol-gsm8k": "mini/smol/figures.json",
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
 """The figures of the pair, by run of the published methods under `evals/results/presets`."""
@@ -27,7 +25,7 @@ def images(root: Path) -> dict[Path, str]:
     """
     results = root / "evals" / "results"
     plots: dict[str, Plot] = {}
-    for name in ("gsm-mini", "smol/gsm-plain", *(f"presets/{name}" for name in METHODS)):
+    for name in ("gsm-mini", *(f"presets/{name}" for name in METHODS)):
         for run, summary in read_results(results / name):
             key = f"{name.replace('/', '-')}-t{run.temperature:g}"
             plots |= {f"front-{key}": plot for plot in tradeoff(key, run, summary)}

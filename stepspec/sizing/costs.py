@@ -14,7 +14,7 @@ from stepspec.evaluation.records import Conditions, EngineRecord, Record
 KIND = "costs"
 PASSING: Sequence[str] = ("proxy", "front")
 """Processes that every request passes before it reaches a replica, in this order."""
-COMMAND = "stepspec bench service costs --json FILE"
+COMMAND = "stepspec costs service --json FILE"
 MAX_FAILED = 0.01
 """Share of requests that may fail, at most. Failed requests take other times than answered ones."""
 MAX_MISFIT = 2.5
@@ -65,7 +65,7 @@ class ModelMemory(Record):
 
 
 class Costs(Conditions):
-    """The file that `stepspec bench service costs --json` writes."""
+    """The file that `stepspec costs service --json` writes."""
 
     kind: Literal["costs"] = KIND
     version: Literal[1] = 1

@@ -385,8 +385,8 @@ async def test_a_long_conversation_raises_the_overflow_error_of_langchain() -> N
 
 
 async def test_an_unknown_pair_is_rejected() -> None:
-    with pytest.raises(ModelInvalidRequestError, match=r"no pair 'smoll'\."):
-        await ChatStepSpec(pair="smoll").ainvoke("How many?")
+    with pytest.raises(ModelInvalidRequestError, match=r"no pair 'embeded'\."):
+        await ChatStepSpec(pair="embeded").ainvoke("How many?")
 
 
 async def test_a_missing_model_is_not_found() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stepspec.mini.forward import forward_hidden
+from evals.training.forward import forward_hidden
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepspec.evaluation.generators.gsm_mini import (
+from evals.training.corrupt import corrupt_step
+from evals.training.gsm_mini import (
     NAMES,
     SCENES,
     Content,
@@ -20,9 +21,8 @@ from stepspec.evaluation.generators.gsm_mini import (
     true_values,
     write_solution,
 )
-from stepspec.evaluation.generators.wording import COMPUTATIONS, CONCLUSIONS, JOINS, LEADS, REASONS, Voice
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, step_correctness
+from evals.training.oracle import Oracle, step_correctness
+from evals.training.wording import COMPUTATIONS, CONCLUSIONS, JOINS, LEADS, REASONS, Voice
 
 VOICES: tuple[Voice, ...] = ("target", "draft")
 APPLES = SCENES[0]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evals.training.gsm_mini import load_split
+from evals.training.tokenizer import PROMPT_SHARES, SYSTEM_TURNS
 from stepspec.chat.prompts import PROBLEM_PROMPTS, RATING_PROMPTS
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
-from stepspec.mini.tokenizer import PROMPT_SHARES, SYSTEM_TURNS
 
 ROLES = ["target", "draft"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evaluation.generators.gsm_mini import load_split
+from evals.training.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
 
 pytest.importorskip("vllm")

@@ -1,29 +1,35 @@
 """The problem generator: seeds, splits, levels, and questions that state every needed fact."""
 
+import gzip
 import hashlib
 import itertools
+import json
 import random
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.evaluation.generators.gsm_mini import (
+from evals.training.gsm_mini import (
+    DATA,
     MAX_VALUE,
+    NUM_SHIPPED,
     SPLIT_SIZES,
     VERSION,
     Problem,
     Split,
     draw_problem,
     load_split,
+    shipped_row,
     split_of,
     train_problem,
     true_values,
     write_solution,
 )
-from stepspec.evaluation.generators.wording import (
+from evals.training.wording import (
     CHECK_LEADS,
     COMPUTATIONS,
     CONCLUSIONS,
@@ -248,22 +254,23 @@ def test_an_unknown_split_is_rejected_with_the_known_ones() -> None:
         next(load_split("validation"))  # pyright: ignore[reportArgumentType]
 
 
-def check_splits(num_problems: int) -> None:
-    """Check that splits share no question, since its hash decides the split, and that benchmarks repeat none."""
-    questions: dict[Split, list[str]] = {}
-    for split in SPLIT_SIZES:
-        questions[split] = [problem.question for problem in itertools.islice(load_split(split), num_problems)]
-        assert all(split_of(question) == split for question in questions[split])
-    for one, other in itertools.combinations(questions.values(), 2):
-        assert not set(one) & set(other)
+def shipped(split: Split) -> list[dict[str, Any]]:
+    with gzip.open(DATA / f"gsm-mini-{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("split", SPLIT_SIZES)
+def test_the_generator_makes_the_problems_that_ship(split: Split, every: int) -> None:
+    rows = shipped(split)
+    assert len(rows) == NUM_SHIPPED[split]
+    for number in range(0, len(rows), every):
+        assert shipped_row(next(load_split(split, start=number))) == rows[number]
+
+
+def test_no_question_that_ships_is_in_two_splits_or_twice_in_a_benchmark() -> None:
+    """The hash of a question decides its split."""
+    questions: dict[Split, list[str]] = {split: [row["question"] for row in shipped(split)] for split in SPLIT_SIZES}
+    assert all(split_of(question) == split for split, found in questions.items() for question in found)
     for split in SIZED:
-        assert len(set(questions[split])) == len(questions[split]) == min(num_problems, 10_000)
-
-
-def test_no_question_is_in_two_splits_or_twice_in_a_benchmark() -> None:
-    check_splits(num_problems=1_000)
-
-
-@pytest.mark.soak
-def test_no_question_is_in_two_whole_splits_or_twice_in_a_whole_benchmark() -> None:
-    check_splits(num_problems=20_000)
+        assert len({*questions[split]}) == len(questions[split])

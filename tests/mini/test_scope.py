@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import stepspec
 
+from evals.training.gsm_mini import load_split
+from evals.training.scope import means
 from stepspec import Done, Noted, StepSpec
 from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED
@@ -18,9 +20,7 @@ from stepspec.api.session import MAX_UNKNOWN_TOKENS
 from stepspec.engines.protocol import Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.rendering import result_html
-from stepspec.mini.scope import means
 
 pytestmark = pytest.mark.anyio
 

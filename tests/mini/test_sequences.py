@@ -8,6 +8,11 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from evals.training.batches import collate
+from evals.training.gsm_mini import NAMES, Problem, step_content, train_problem, true_values
+from evals.training.oracle import Oracle
+from evals.training.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
+from evals.training.tokenizer import load_tokenizer
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -17,12 +22,7 @@ from stepspec.chat.prompts import (
     render_probe,
 )
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
-from stepspec.evaluation.generators.gsm_mini import NAMES, Problem, step_content, train_problem, true_values
 from stepspec.mini import WEIGHTS
-from stepspec.mini.batches import collate
-from stepspec.mini.oracle import Oracle
-from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
-from stepspec.mini.tokenizer import load_tokenizer
 
 NUM_PROBLEMS = 60
 

@@ -11,17 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
-from stepspec.engines.torch_engine.model import CausalModel, load_network
-from stepspec.evaluation.generators.gsm_mini import NAMES, train_problem
-from stepspec.mini import WEIGHTS, muon, train
-from stepspec.mini.batches import Batches, collate
-from stepspec.mini.medusa import NUM_HEADS, loss_of, train_heads
-from stepspec.mini.proposals import load_proposals
-from stepspec.mini.recipes import RECIPES, Recipe, Stage
-from stepspec.mini.sequences import NOT_LEARNED
-from stepspec.mini.tokenizer import load_tokenizer
-from stepspec.mini.train import (
+from evals.training import muon, train
+from evals.training.batches import Batches, collate
+from evals.training.gsm_mini import NAMES, train_problem
+from evals.training.medusa import NUM_HEADS, loss_of, train_heads
+from evals.training.proposals import load_proposals
+from evals.training.recipes import RECIPES, Recipe, Stage
+from evals.training.sequences import NOT_LEARNED
+from evals.training.tokenizer import load_tokenizer
+from evals.training.train import (
     Heads,
     Trainer,
     build_model,
@@ -30,6 +28,9 @@ from stepspec.mini.train import (
     losses_of,
     totals_of,
 )
+from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
+from stepspec.engines.torch_engine.model import CausalModel, load_network
+from stepspec.mini import WEIGHTS
 
 SMALL = Recipe(
     width=32,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from servers import needs_vllm
 
+from evals.bench.delay import far
+from evals.bench.distance import Distances, distances, engines_of, places, rows_of
 from stepspec.api.loading import close_now, load_pair
-from stepspec.bench.delay import far
-from stepspec.bench.distance import Distances, distances, engines_of, places, rows_of
 from stepspec.engines.protocol import Distant
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.measuring import load_costs

@@ -13,13 +13,13 @@ import pytest
 from proxy import Call, Fault, Proxy, serving
 from servers import needs_vllm
 
+from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import TokenBuffer, Verify
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, TargetError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Result

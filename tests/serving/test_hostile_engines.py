@@ -12,10 +12,10 @@ import pytest
 from hostile_engines import Hostile, try_policies
 from servers import needs_vllm, text_server
 
+from evals.training.gsm_mini import load_split
 from stepspec.engines.protocol import Engine
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from servers import VLLM_PYTHON, environment, needs_vllm
 
+from evals.training.gsm_mini import load_split
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import (
     Generate,
@@ -22,7 +23,6 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
 
 pytestmark = [pytest.mark.anyio, needs_vllm]

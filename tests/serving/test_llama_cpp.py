@@ -1,7 +1,5 @@
 """A real llama.cpp server with SmolLM2 as target and as draft. `make soak` compiles it into `.venv-llama`."""
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,13 +7,14 @@ from pathlib import Path
 import pytest
 from hostile_engines import Hostile, try_policies
 from servers import running_server
+from transformers import AutoTokenizer
 
 from stepspec import Pair, StepSpec
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.remote import RemoteEngine
-from stepspec.mini.smol.base import find_base
 
-LLAMA_SERVER = Path(__file__).parents[2] / ".venv-llama" / "bin" / "llama-cpp-server"
+LLAMA_ENVIRONMENT = Path(__file__).parents[2] / ".venv-llama"
+LLAMA_SERVER = LLAMA_ENVIRONMENT / "bin" / "llama-cpp-server"
 QUESTION = "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?"
 
 pytestmark = [
@@ -34,9 +33,9 @@ def anyio_backend() -> str:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the server, with a folder of the model's tokenizer. The model does not mark its thinking."""
     folder = tmp_path_factory.mktemp("llama")
-    made = [sys.executable, "-m", "stepspec.mini.smol.build", "--base", str(folder / "base")]
-    subprocess.run(made, check=True, capture_output=True, timeout=300)
-    command = [str(LLAMA_SERVER), "--model", str(find_base()), "--ctx-size", "8192"]
+    (weights,) = LLAMA_ENVIRONMENT.rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
+    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(folder / "base")
+    command = [str(LLAMA_SERVER), "--model", str(weights), "--ctx-size", "8192"]
     with running_server(command, folder / "server.log") as port:
         yield f"http://127.0.0.1:{port}/v1?timeout=300&thinking=none&tokenizer={folder / 'base'}"
 

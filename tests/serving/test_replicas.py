@@ -9,12 +9,12 @@ import pytest
 from proxy import Call, Fault, Proxy, ServerFixture, serving
 from test_bad_servers import completion, events, healthy, response
 
+from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.remote import RemoteEngine, replicas
 from stepspec.engines.remote.replicas import Replicas
 from stepspec.errors import EngineError, ModelError, UsageError
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.certificate import by_role
 
 pytestmark = pytest.mark.anyio

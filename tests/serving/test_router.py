@@ -1,4 +1,4 @@
-"""The router of the vLLM project, as `stepspec bench service affinity` starts it, in front of small servers."""
+"""The router of the vLLM project, as `python -m evals.bench service.affinity` starts it, in front of small servers."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ import httpx
 from proxy import Call, Fault, Proxy, serving
 from servers import VLLM_PYTHON, needs_router
 
-from stepspec.bench.service.client import Address
-from stepspec.bench.service.process import healthy
-from stepspec.bench.service.vllm_servers import Routing, router_command
+from evals.bench.service.client import Address
+from evals.bench.service.process import healthy
+from evals.bench.service.vllm_servers import Routing, router_command
 
 pytestmark = needs_router
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from evals.training.gsm_mini import load_split
 from stepspec.engines.hugging_face import load_tokenizer
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
@@ -20,7 +21,6 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import generate, llama_config, make_config, make_model, make_network, noisy_copy, random_ids, serving
 
-from stepspec.bench.hooks import blind_model, synthetic_acceptance
+from evals.bench.hooks import blind_model, synthetic_acceptance
 from stepspec.engines.protocol import Drafting
 
 ROUNDING = 1e-4

@@ -7,13 +7,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
+from typing import get_args
 
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
 from stepspec.base.files import write_text
-from stepspec.errors import UsageError
+from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.advise.prompts import choose_prompts
-from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
+from stepspec.evaluation.benchmark import Benchmark, FileData, ShippedData, Split, wording_version
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
 from stepspec.evaluation.calibrate.running import (
     Budget,
@@ -56,15 +57,24 @@ class Plan:
     num_repeats: int | None = None
 
 
-def calibration_split(benchmark: Benchmark) -> tuple[Benchmark, bool]:
-    """Return a generated benchmark with its calibration split instead of the test split, and whether that changed it.
+def calibration_split(name: str, benchmark: Benchmark, split: str | None) -> Benchmark:
+    """Return a benchmark with another split of its problems, if one is named.
 
-    Results on the test split stay those of unused problems.
+    Raises:
+        UsageError: there is no such split, or it is a test split, whose problems must stay unused.
     """
-    if not (isinstance(benchmark.data, DrawnData) and benchmark.data.split == "test"):
-        return benchmark, False
-    data = benchmark.data.model_copy(update={"split": "calibration"})
-    return benchmark.model_copy(update={"data": data, "title": f"{benchmark.title}, calibration split"}), True
+    data = benchmark.data
+    if split is not None:
+        if not isinstance(data, ShippedData):
+            raise UsageError(f"{name} has no splits to choose from. --split is for gsm-mini.")
+        if split not in get_args(Split):
+            raise UsageError(unknown_name("split", split, get_args(Split)))
+        data = data.model_copy(update={"split": split})
+        benchmark = benchmark.model_copy(update={"data": data, "title": f"{benchmark.title}, {split} split"})
+    if not isinstance(data, FileData) and data.split == "test":
+        others = "Add --split calibration." if isinstance(data, ShippedData) else "Name a file of other questions."
+        raise UsageError(f"A calibration must not use the test split of {name}, so that it stays unused. {others}")
+    return benchmark
 
 
 async def load_task(

@@ -1,6 +1,6 @@
 """What recorded steps cost: as measured in the run, or with the measured costs of other hardware.
 
-`stepspec bench costs` writes the file of other hardware. Passes of the target between two measured widths are
+`stepspec costs models` writes the file of other hardware. Passes of the target between two measured widths are
 interpolated; wider ones are an extrapolation, which is counted.
 """
 
@@ -17,7 +17,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HardwareCosts(Conditions):
-    """The file that `stepspec bench costs` writes: what one request at a time costs on a machine."""
+    """The file that `stepspec costs models` writes: what one request at a time costs on a machine."""
 
     version: Literal[1] = 1
     engines: dict[str, EngineRecord | None]
@@ -64,4 +64,4 @@ def read_costs(file: Path) -> HardwareCosts:
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
     except ValidationError as error:
-        raise UsageError(f"{file} has no costs. Write a file of costs with 'stepspec bench costs --json'.") from error
+        raise UsageError(f"{file} has no costs. Write a file of costs with 'stepspec costs models --json'.") from error

@@ -1,27 +1,26 @@
-"""Loads the problems of a benchmark: generated, from the Hugging Face hub, or from a file checked against its hash."""
+"""Loads the problems of a benchmark: shipped, from the Hugging Face hub, or from a file checked against its hash."""
 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 from stepspec.base.extras import install_command
 from stepspec.base.file_model import load_toml
-from stepspec.base.files import find_data_file
-from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.benchmark import Benchmark, DrawnData, FileData, HubData, RowsTable
-from stepspec.evaluation.generators import gsm_plain as plain
-from stepspec.evaluation.generators.gsm_mini import SPLIT_SIZES, Problem, Split, load_split
+from stepspec.base.files import data_folder, find_data_file
+from stepspec.errors import UsageError
+from stepspec.evaluation.benchmark import Benchmark, FileData, HubData, RowsTable, ShippedData, Split
+from stepspec.evaluation.running.data import read_rows
 from stepspec.evaluation.running.reading import EvalProblem, ProblemReader, ProblemSet
 
-GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem] | Iterator[plain.PlainProblem]]] = {
-    "gsm-mini": load_split,
-    "gsm-plain": plain.load_split,
+SHA256: Mapping[Split, str] = {
+    "test": "ec03e50d60e905cd57304f7503d0162ce62446ea243b1d71b950e0bd634b2286",
+    "calibration": "de5c9933b945f3b2251c00b42750d7fa2319cee1cda75a81765e793d1d6ddd29",
+    "train": "5e77e84cbdeada6ecf6d1465ade688359b01fd76e75461f2395ac70650355e3c",
 }
-"""Problem generators, by the kind of data."""
+"""Hash of the file of each split of gsm-mini. Training problems are the first of an endless split."""
 
 
 def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
@@ -33,8 +32,6 @@ def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
     path = find_data_file("evals", name_or_file)
     benchmark, _ = load_toml(path, Benchmark)
     data = benchmark.data
-    if isinstance(data, DrawnData) and data.split not in SPLIT_SIZES:
-        raise UsageError(f"{path}: split: {unknown_name('split', data.split, SPLIT_SIZES)}")
     if isinstance(data, FileData) and data.path is not None:
         data = data.model_copy(update={"path": str(path.parent / data.path)})
     if isinstance(data, HubData) and data.copy_path is not None:
@@ -51,10 +48,10 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     """
     limit = limit if limit is not None else benchmark.default_limit
     data = benchmark.data
-    if isinstance(data, DrawnData):
+    if isinstance(data, ShippedData):
         if data_file is not None:
-            raise UsageError(f"{benchmark.title} generates its own problems; leave out --data.")
-        return _generated(data, limit)
+            raise UsageError(f"{benchmark.title} has its own problems; leave out --data.")
+        return _shipped(data, limit)
     if data_file is None and isinstance(data, FileData) and data.path is not None:
         data_file = Path(data.path)
     if data_file is None and isinstance(data, HubData) and data.copy_path and Path(data.copy_path).is_file():
@@ -66,12 +63,12 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     return _from_hub(benchmark, data, limit)
 
 
-def _generated(data: DrawnData, limit: int | None) -> ProblemSet:
-    split = cast(Split, data.split)
-    if limit is None and SPLIT_SIZES[split] is None:
-        raise UsageError(f"The split {split!r} is infinite; set the number of problems with --limit.")
-    generated = itertools.islice(GENERATORS[data.kind](split), limit)
-    problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in generated)
+def _shipped(data: ShippedData, limit: int | None) -> ProblemSet:
+    path = data_folder("evals") / "data" / f"{data.kind}-{data.split}.jsonl.gz"
+    if not path.is_file() or _hash_file(path) != SHA256[data.split]:
+        raise UsageError(f"{path} is missing or damaged. Install stepspec again.")
+    rows = (row.fields for row in itertools.islice(read_rows(path), limit))
+    problems = tuple(EvalProblem(row["id"], row["question"], row["answer"], row["level"]) for row in rows)
     # Hash without `subject`, which these problems lack, so that runs from before that field can still be resumed.
     hashed = [{key: value for key, value in asdict(problem).items() if key != "subject"} for problem in problems]
     return ProblemSet(problems, hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest())

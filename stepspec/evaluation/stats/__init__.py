@@ -1,7 +1,7 @@
 """Statistics of an evaluation: shares, paired differences, ratios, and the rules for speed and accuracy.
 
 The unit is always the problem. Several runs of one problem depend on each other, so they never count as that many
-problems. How much they add is estimated from the data. `python -m evals.bench.coverage` simulates how often each
+problems. How much they add is estimated from the data. `python -m evals.bench coverage` simulates how often each
 interval covers the true value.
 
     accuracy = Share.of([[1, 1], [0, 1], [0, 0]])  # two runs of each of three problems

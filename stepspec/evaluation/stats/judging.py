@@ -29,7 +29,7 @@ class Bin:
 MIN_CLASS = 50
 """Minimum number of problems with a good outcome, and with a bad one, for an area.
 
-From this number on, the interval covers at least 93% for areas up to 0.95, as `python -m evals.bench.coverage`
+From this number on, the interval covers at least 93% for areas up to 0.95, as `python -m evals.bench coverage`
 simulates. At an area of 0.95 it covers 92% with 20 and 30, and just 93% with 40.
 """
 

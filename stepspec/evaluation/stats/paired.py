@@ -73,7 +73,7 @@ class Paired:
         too high if a few problems are lost in all their repeats, because `worth` is then overestimated until one of
         them is seen. Johnson's bound (N. J. Johnson, JASA 73, 1978, 536-544) is a t bound over the problems' mean
         differences, corrected for their skewness, with `_UNSEEN` of a lost problem added to the data.
-        `python -m evals.bench.loss_coverage` simulates how often the two together hold.
+        `python -m evals.bench loss_coverage` simulates how often the two together hold.
         """
         n, worth = self.n, max(1.0, self.worth * spread_known(confidence, round(self.n)))
         score_bound = tango_lower(self.only_first * worth, self.only_second * worth, n * worth, confidence)

@@ -1,5 +1,0 @@
-"""Measurements of the service over HTTP: `stepspec bench service`.
-
-The service runs in a process of its own, the load generator in the process of the command. Both run on one machine, so
-the figures include the generator's share of the processors.
-"""

@@ -1,1 +1,0 @@
-"""Problem generators: gsm-mini and gsm-plain. They do not depend on models or tokenizers."""

@@ -12,7 +12,7 @@ LLAMA_VENV := .venv-llama
 LLAMA_INSTALLED := $(LLAMA_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smol test check docs soak format clean chromium
+.PHONY: help demo smol bench test check docs soak format clean chromium
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -61,6 +61,9 @@ demo: $(INSTALLED)  ## compare policies on the embedded pair of models
 smol: $(SMOL_INSTALLED)  ## build the pair smol, which speaks English, and ask it a question
 	$(BIN)/stepspec pair build smol
 	$(BIN)/stepspec run --pair smol "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?"
+
+bench: $(INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
+	$(BIN)/python -m evals.bench --help
 
 test: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4

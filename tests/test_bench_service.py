@@ -1,4 +1,4 @@
-"""Measurements of the service: the load generator against known delays, and faults of a service that checks must find."""
+"""Measurements of the service: the load generator against known delays, and faults that checks must find."""
 
 import asyncio
 import json

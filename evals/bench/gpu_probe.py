@@ -250,10 +250,9 @@ def slot_attention(probe: Probe) -> Figures:
 
     found, shape = Figures(), SHAPES[probe.target]
     for context in probe.contexts:
-        store = torch.randn(
-            2, 2, shape.kv_heads, context + 64, shape.head_size, device=probe.device, dtype=torch.bfloat16
-        )
-        slots, starts = (torch.tensor([number], device=probe.device) for number in (1, context - 32))
+        size = 2, 2, shape.kv_heads, context + 64, shape.head_size
+        store = torch.randn(*size, device=probe.device, dtype=torch.bfloat16)
+        rows = [torch.tensor([number], device=probe.device) for number in (1, context - 32)]
         for width in (1, 5, 17, 64):
             size = 1, width, shape.heads, shape.head_size
             query = torch.randn(*size, device=probe.device, dtype=torch.bfloat16)

@@ -19,11 +19,13 @@ from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
 from evals.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
+from evals.bench.gpu_probe import SECTIONS
 from evals.bench.loads import Loads, loads_block
 from evals.bench.overhead import Overheads
 from evals.bench.plots import speed_by_context
 from evals.bench.published import PublishedProcedure
 from evals.bench.same_texts import ask, compare, same_texts_block
+from evals.bench.size import code_lines
 from evals.training.gsm_mini import load_split
 from stepspec.api.loading import load_pair
 from stepspec.cli.program import run_program
@@ -33,6 +35,25 @@ from stepspec.errors import UsageError
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
+
+MODULE = """\"\"\"Module.\"\"\"
+
+WIDTH = 3  # why
+'Of an attribute.'
+
+TEXT = '''
+in code'''
+
+
+def work():
+    '''Two
+    lines.'''
+    # a comment
+
+    return [
+        WIDTH,
+    ]
+"""
 
 
 def test_every_command_is_listed_with_a_whole_sentence_and_runs_as_a_program() -> None:
@@ -46,6 +67,25 @@ def test_every_command_is_listed_with_a_whole_sentence_and_runs_as_a_program() -
     }
     for name in found:
         assert CliRunner().invoke(app, [name, "--help"], catch_exceptions=False).exit_code == 0
+
+
+def test_the_probe_of_a_gpu_runs_on_a_cpu_and_stores_each_section(tmp_path: Path) -> None:
+    file = tmp_path / "probe.json"
+    done = CliRunner().invoke(app, ["gpu_probe", "--cpu", "--json", str(file)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text("utf-8"))
+    assert found.keys() >= SECTIONS.keys()
+    assert [name for name in SECTIONS if "error" in found[name]] == []
+    assert found["rounds"]["context 100, drafted 4"]["wall_ms"] > 0
+    assert found["engines"]["accepted 0.8, drafted 4, tokens/s"] > 0
+    refused = CliRunner().invoke(app, ["gpu_probe", "round", "--cpu"])
+    assert "Did you mean 'rounds'?" in str(refused.exception)
+
+
+def test_code_lines_have_no_comments_and_no_docstrings_of_any_kind() -> None:
+    assert code_lines(MODULE) == 7
+    found = CliRunner().invoke(app, ["size"], catch_exceptions=False).output
+    assert {"stepspec/loop", "evals/bench", "stepspec, all"} <= {*re.findall(r"[\w/]+(?:, all)?", found)}
 
 
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:

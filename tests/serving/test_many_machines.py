@@ -66,7 +66,7 @@ def on_this_machine(command: str, target_port: int, draft_port: int) -> list[str
         port = target_port if words[place - 1] == "--target" else draft_port
         words[place] = re.sub(ADDRESS, f"http://127.0.0.1:{port}/v1", words[place], count=1)
         words[place] = re.sub(f" {ADDRESS}", f" http://localhost:{port}/v1", words[place])  # the same server again
-    return [sys.executable, "-m", "stepspec", *words[1:]]
+    return [sys.executable, *(words[1:] if words[0] == "python" else ["-m", "stepspec", *words[1:]])]
 
 
 def num_answered(url: str) -> int:

@@ -1,7 +1,6 @@
 """Decides whether a policy's speed counts: only complete texts with an answer say how fast a policy is."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from stepspec.evaluation.stats.untyped import scipy_stats
 
@@ -53,5 +52,4 @@ class Answered:
     def _chance(self) -> float:
         """Return the probability of at least this many lost answers if both sides were equally likely."""
         discordant = self.only_target + self.only_policy
-        tested: Any = scipy_stats.binomtest(self.only_target, discordant, alternative="greater")
-        return float(tested.pvalue)
+        return float(scipy_stats.binomtest(self.only_target, discordant, alternative="greater").pvalue)

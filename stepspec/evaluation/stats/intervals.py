@@ -6,16 +6,15 @@ give an interval of width 0 if all problems agree, which is the common case here
 
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import lru_cache
 from math import inf, sqrt
 from statistics import NormalDist
 
-from stepspec.evaluation.stats.untyped import scipy_stats
+from stepspec.evaluation.stats.untyped import scipy_optimize, scipy_special
 
 Interval = tuple[float, float]
 
 _MOST_PROBLEMS = 10**12
-_HALVINGS = 45  # of an interval of 2 at most, which leaves 6e-14
+_ROUNDING = 1e-13  # of a bound
 
 
 def z_value(confidence: float) -> float:
@@ -53,15 +52,17 @@ def tango(only_first: float, only_second: float, n: float, confidence: float = 0
 def tango_lower(only_first: float, only_second: float, n: float, confidence: float = 0.95) -> float:
     """Return the lower end of `tango`. The upper end is the negated lower end of the opposite difference."""
     z, difference = z_value(confidence), (only_first - only_second) / n
-    return _bisect(lambda d: _tango_score(only_first, only_second, n, d) - z, -1.0, difference)
+    if difference <= -1 + _ROUNDING:
+        return -1.0
+    table = only_first, only_second, n, z
+    return float(scipy_optimize.brentq(_tango_excess, -1, difference, args=table, xtol=_ROUNDING))
 
 
-@lru_cache(maxsize=256)
 def spread_known(confidence: float, num_problems: int) -> float:
     """Return the discount for a variance estimated from n problems: (z / t)² with n - 1 degrees of freedom."""
     if num_problems < 2:
         return 0.0
-    return (z_value(confidence) / float(scipy_stats.t.ppf((1 + confidence) / 2, num_problems - 1))) ** 2
+    return (z_value(confidence) / float(scipy_special.stdtrit(num_problems - 1, (1 + confidence) / 2))) ** 2
 
 
 def least_n(narrow_enough: Callable[[int], bool]) -> int:
@@ -69,20 +70,12 @@ def least_n(narrow_enough: Callable[[int], bool]) -> int:
     return 1 + bisect_left(range(1, _MOST_PROBLEMS), True, key=narrow_enough)
 
 
-def _tango_score(b: float, c: float, n: float, d: float) -> float:
-    """Return Tango's statistic, which falls as `d` rises; 0 if it is 0/0."""
+def _tango_excess(d: float, b: float, c: float, n: float, z: float) -> float:
+    """Return Tango's statistic, 0 if it is 0/0, minus `z`. It falls as `d` rises."""
     linear = (2 * n - b + c) * d - b - c
     q = (sqrt(max(linear * linear + 8 * n * c * d * (1 - d), 0.0)) - linear) / (4 * n)
     variance = n * (2 * q + d * (1 - d))
     distance = b - c - n * d
     if variance > 0:
-        return distance / sqrt(variance)
-    return 0.0 if distance == 0 else inf if distance > 0 else -inf
-
-
-def _bisect(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a falling function crosses zero, or the nearer end if it does not cross between the two."""
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return (low + high) / 2
+        return distance / sqrt(variance) - z
+    return -z if distance == 0 else inf if distance > 0 else -inf

@@ -4,7 +4,7 @@ All arrays are [steps]. `problems` gives the problem of each step as an arbitrar
 """
 
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepspec.evaluation.stats.intervals import Interval, spread_known, z_value
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.evaluation.stats.shares import Share
-from stepspec.evaluation.stats.untyped import scipy_stats
+from stepspec.evaluation.stats.untyped import scipy_special, scipy_stats
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,18 @@ def auc(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, confidence:
     parts: Floats = (beaten - area) / np.where(good, int(good.sum()), int((~good).sum()))
     by_problem: Floats = np.bincount(problem, weights=parts).astype(np.float64)
     error = sqrt(n / (n - 1) * float((by_problem**2).sum())) / (area * (1 - area))
-    return Area(area, _around(log(area / (1 - area)), z_value(confidence) / sqrt(spread_known(confidence, n)) * error))
+    half = z_value(confidence) / sqrt(spread_known(confidence, n)) * error
+    low, high = scipy_special.expit(scipy_special.logit(area) + np.array([-half, half])).tolist()
+    return Area(area, (low, high))
 
 
 def _beaten(score: Floats, good: NDArray[np.bool_]) -> Floats:
     """Return for each good step the share of bad ones below it, for each bad one the share of good ones above it."""
-    _, rank = np.unique(score, return_inverse=True)
-    good_at, bad_at = np.bincount(rank[good], minlength=len(score)), np.bincount(rank[~good], minlength=len(score))
-    bad_below: Floats = (np.cumsum(bad_at) - bad_at / 2) / bad_at.sum()
-    good_above: Floats = 1 - (np.cumsum(good_at) - good_at / 2) / good_at.sum()
-    return np.where(good, bad_below[rank], good_above[rank])
-
-
-def _around(log_odds: float, half: float) -> Interval:
-    low, high = (1 / (1 + exp(-each)) for each in (log_odds - half, log_odds + half))
-    return low, high
+    below: Floats = scipy_stats.rankdata(score)
+    for each in (good, ~good):  # leaves ranks within the other class
+        below[each] -= scipy_stats.rankdata(score[each])
+        below[each] /= len(score) - int(each.sum())
+    return np.where(good, below, 1 - below)
 
 
 def _bin(score: Floats, outcome: Floats, problem: NDArray[np.intp]) -> Bin:

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepspec.evaluation.stats.intervals import Interval, least_n, spread_known, tango, tango_lower, z_value
 from stepspec.evaluation.stats.runs import Floats, Runs, Scores
@@ -110,7 +108,7 @@ class Paired:
             return mcnemar_p(won, len(self.gains) - won)
         tested = scipy_stats.permutation_test(
             (np.array(self.gains),),
-            _sum,
+            np.sum,
             permutation_type="samples",
             vectorized=True,
             n_resamples=_NUM_FLIPS,
@@ -145,8 +143,7 @@ def mcnemar_p(only_first: int, only_second: int) -> float:
     """
     if only_first + only_second == 0:
         return 1.0
-    tested = scipy_stats.binomtest(only_first, only_first + only_second, 0.5)
-    return float(tested.pvalue)
+    return float(scipy_stats.binomtest(only_first, only_first + only_second).pvalue)
 
 
 def _worth(won: float, lost: float, gains: Floats, most: float) -> float:
@@ -156,7 +153,3 @@ def _worth(won: float, lost: float, gains: Floats, most: float) -> float:
     if won + lost == 0:
         return 1.0
     return most if variance * most <= single else max(1.0, single / variance)
-
-
-def _sum(values: NDArray[np.float64], axis: int) -> Any:
-    return values.sum(axis=axis)

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.table import Table
 
 from evals.bench.problems import BENCHMARK, questions
@@ -26,6 +25,7 @@ from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.running.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
+from stepspec.evaluation.stats.untyped import scipy_stats
 from stepspec.loop.policy import Policy, load_policy
 
 TIE = 1e-4
@@ -148,22 +148,16 @@ async def exactness(
 
 
 def homogeneity(one: Sequence[str], other: Sequence[str]) -> tuple[float, float]:
-    """Return the chi-square statistic of two samples of texts, and its p-value by random permutations.
+    """Return the chi-square statistic of two samples of texts, and its p-value by random divisions of all texts.
 
     Texts that occur fewer than five times in both samples together count as one.
     """
     counts = Counter([*one, *other])
-    kinds = {text: index for index, text in enumerate(sorted(text for text, count in counts.items() if count >= 5))}
-    values = np.array([kinds.get(text, len(kinds)) for text in (*one, *other)])
-    found, rng = _chi_square(values, len(one)), np.random.default_rng(0)
-    as_high = sum(_chi_square(rng.permutation(values), len(one)) >= found - 1e-9 for _ in range(PERMUTATIONS))
-    return found, (1 + as_high) / (1 + PERMUTATIONS)
-
-
-def _chi_square(values: NDArray[np.int64], size: int) -> float:
-    seen = np.array([np.bincount(half, minlength=values.max() + 1) for half in (values[:size], values[size:])])
-    expected = seen.sum(axis=1, keepdims=True) * seen.sum(axis=0, keepdims=True) / len(values)
-    return float(((seen - expected) ** 2 / np.maximum(expected, 1e-12)).sum())
+    kinds = [[text if counts[text] >= 5 else None for text in half] for half in (one, other)]
+    table = [[half.count(kind) for kind in dict.fromkeys(kinds[0] + kinds[1])] for half in kinds]
+    method = scipy_stats.MonteCarloMethod(PERMUTATIONS, rng=np.random.default_rng(0))
+    found = scipy_stats.chi2_contingency(table, correction=False, method=method)
+    return float(found.statistic), float(found.pvalue)
 
 
 async def _parted(pair: Pair, number: int, question: str, own: str, other: str) -> Parted:

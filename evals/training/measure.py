@@ -55,6 +55,7 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.stats import wilson
+from stepspec.evaluation.stats.untyped import scipy_stats
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.mini import WEIGHTS
 
@@ -175,11 +176,8 @@ def roc_area(right: Sequence[float], wrong: Sequence[float]) -> float | None:
     """
     if not right or not wrong:
         return None
-    ordered = torch.tensor(sorted(wrong))
-    scores = torch.tensor(list(right))
-    below = torch.searchsorted(ordered, scores, right=False)
-    not_above = torch.searchsorted(ordered, scores, right=True)
-    return float((below + not_above).double().mean() / (2 * len(ordered)))
+    pairs_won = scipy_stats.mannwhitneyu(right, wrong, method="asymptotic").statistic
+    return float(pairs_won) / (len(right) * len(wrong))
 
 
 def operating_point(right: Sequence[float], wrong: Sequence[float], right_share: float) -> Figures | None:

@@ -1,4 +1,4 @@
-"""A coin as a judge: tests need steps that are accepted and rejected whatever they say."""
+"""A judge that tosses a coin: tests need steps that are accepted and rejected independently of their text."""
 
 import random
 from typing import ClassVar, Literal

@@ -55,7 +55,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "torch_engine/test_slots.py": {
         "cache-group": ("if slot.ids and slot.group == group", "if slot.ids"),
-        "cache-agreement": ("slot.agreed = min(known, prompt_length)", "slot.agreed = known"),
+        "cache-agreement": ("slot.agreed = min(prompt_length, held)", "slot.agreed = held"),
     },
     "torch_engine/test_constraint.py::test_what_the_grammar_cannot_hold_is_rejected": {
         "schema-number": ("(abs(number) < 2**62 and float(number) == number)", "abs(number) < 2**62"),

@@ -142,7 +142,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "mcnemar": ("only_second, 0.5)", 'only_second, 0.5, alternative="greater")'),
     },
     "stats/test_betting.py": {
-        "bet": ("[[0.0], np.cumsum(losses)[:-1]]", "[losses[:1], np.cumsum(losses)[1:]]"),
+        "bet": ("[[0.0], np.cumsum((losses - means) ** 2)[:-1]]", "[[], np.cumsum((losses - means) ** 2)]"),
     },
     "report/test_findings.py": {
         "draft-verdict": ("elif low < -DRAFT_MARGIN:", "elif low < -1:"),

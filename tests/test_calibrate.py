@@ -289,7 +289,10 @@ def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
     assert status_of(good, limits) == "certified"
     assert status_of(bad, limits) == "loses more"
     assert status_of(good[:20], limits) == "unknown"
+    unclear = np.tile([1.0] + [0.0] * 19, 15)
+    assert status_of(unclear, limits) == "unknown"
     assert certified_settings(np.array([good, bad, good]), limits) == 1
+    assert certified_settings(np.array([good, unclear, good]), limits) == 1
     assert certified_settings(np.array([good, good, good]), limits) == 3
 
 

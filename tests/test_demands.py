@@ -142,9 +142,10 @@ async def test_after_its_seconds_the_thinking_is_ended_and_the_target_answers() 
 @pytest.mark.parametrize(("limit", "answer"), [("max_thinking_s", "So 9."), ("deadline_s", "")])
 async def test_the_limits_of_time_count_the_time_in_a_queue(limit: str, answer: str) -> None:
     pair = pair_of([Reply(ONE, delay_s=60.0), "So 9.<|end|>"])
-    request = await StepSpec(policy="target", pair=pair).prepare("How many?", **{limit: 30.0})  # type: ignore[arg-type]
-    events = [event async for event in request.stream(queue_s=29.9)]
+    request = await StepSpec(policy="target", pair=pair).prepare("How many?", **{limit: 10.0})  # type: ignore[arg-type]
+    events = [event async for event in request.stream(queue_s=9.9)]
     assert isinstance(done := events[-1], Done)
+    assert done.result.times.wall < 19  # of which 9.9 in the queue
     assert (done.result.answer, done.result.limit) == (answer, limit.removesuffix("_s") if not answer else limit)
 
 

@@ -19,6 +19,7 @@ from stepspec.chat.prompts import rating_prompt
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.report.prices import Prices
+from stepspec.loop.judges.always import AlwaysJudge
 from stepspec.loop.judges.rating import RatingJudge
 from stepspec.loop.policy import Policy, SalvageTable, TokenTable, load_policy
 
@@ -81,6 +82,9 @@ def test_exactly_the_policies_that_change_no_text_are_exact() -> None:
     policy = load_policy("exact")[0]
     assert not policy.model_copy(update={"salvage": SalvageTable(min_logprob=-1.0)}).exact
     assert not policy.model_copy(update={"token": TokenTable(drafter="auto", tolerance=0.1)}).exact
+    judges = (*policy.judges, AlwaysJudge(kind="always"))
+    assert policy.model_copy(update={"judges": judges}).exact  # the other one must accept, too
+    assert not policy.model_copy(update={"judges": judges, "judging": "cascade"}).exact
 
 
 def test_specreason_asks_with_the_published_words() -> None:

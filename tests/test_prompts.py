@@ -13,6 +13,7 @@ from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer, with_temp
 from stepspec.chat.prompts import (
     PROBLEM_PROMPTS,
     RATING_PROMPTS,
+    RawPrompt,
     checked_messages,
     encode_messages,
     encode_prompt,
@@ -124,6 +125,14 @@ def test_the_published_rating_opens_its_thinking_once_and_no_tag_ends_it() -> No
 def test_a_template_that_cannot_ask_for_a_rating_is_refused(template: str) -> None:
     with pytest.raises(UsageError, match="chat template"):
         render_probe(WordTokenizer(template), rating_prompt("short"))
+
+
+@pytest.mark.parametrize("text", ["One.", "<s>One."])
+def test_a_prompt_without_a_template_begins_once(text: str) -> None:
+    tokenizer = WordTokenizer(PLAIN_TEMPLATE, special="<s>")
+    tokenizer.start_ids = tokenizer.encode("<s>")
+    assert tokenizer.decode(RawPrompt(text).encoded(tokenizer)[0]) == "<s>One."
+    assert tokenizer.decode(RawPrompt(text, add_special_tokens=False).encoded(tokenizer)[0]) == text
 
 
 def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:

@@ -552,6 +552,13 @@ def test_a_huge_number_is_an_error_in_python() -> None:
         Sampling(seed=10**5000)
 
 
+def test_a_bias_is_of_a_token_of_the_vocabulary() -> None:
+    request = CompletionRequest.validated({"prompt": "One.", "logit_bias": {"7": 1.0}})
+    request.options((), num_ids=8)
+    with pytest.raises(RefusedError, match="the ids end at 6"):
+        request.options((), num_ids=7)
+
+
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest, ResponsesRequest])
 def test_no_field_takes_half_of_a_surrogate_pair(kind: type[Body]) -> None:
     needed: dict[str, Any] = {"input": "a"} if kind is ResponsesRequest else {"messages": ASK, "prompt": "a"}

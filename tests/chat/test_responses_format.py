@@ -747,6 +747,13 @@ async def test_openai_s_client_reads_streams(client: AsyncOpenAI) -> None:
     assert snapshots[-1] == calls[-1].arguments
 
 
+def test_a_stream_ends_with_its_last_event(address: str) -> None:
+    found = httpx.post(f"{address}/responses", json={"input": "How many?", "stream": True})
+    *_, last, end = found.text.split("\n\n")
+    assert last.startswith("event: response.completed\n")
+    assert end == ""
+
+
 @pytest.mark.parametrize("version", ["responses/v1", "v1"])
 async def test_langchain_s_chat_model_calls_tools(address: str, version: Any) -> None:
     model = ChatOpenAI(

@@ -134,6 +134,7 @@ def test_text_that_is_not_a_number_is_not_read_as_one(answer: str) -> None:
         ("1/3", "0.333333"),
         ("0.5%", "50%"),
         ("11_2", "11_3"),
+        ("1A_{16}", "7"),
         ("12", "-12"),
         ("10", "1,0"),
     ],

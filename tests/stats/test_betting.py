@@ -40,8 +40,13 @@ def test_a_bet_depends_only_on_earlier_problems() -> None:
     rng = np.random.default_rng(0)
     losses = rng.choice([-1.0, 0.0, 1.0], 50, p=[0.1, 0.8, 0.1])
     other = losses.copy()
-    other[30:] = 1.0
-    assert np.array_equal(log_wealth(losses, 0.1, 50)[:30], log_wealth(other, 0.1, 50)[:30])
+    other[30:] = np.where(losses[30:] == 1, -1.0, 1.0)
+    wealth, other_wealth = log_wealth(losses, 0.1, 5_000), log_wealth(other, 0.1, 5_000)  # no bet is the largest
+    assert np.array_equal(wealth[:30], other_wealth[:30])
+    bet, other_bet = (
+        np.expm1(after[30] - after[29]) / (0.1 - loss[30]) for after, loss in ((wealth, losses), (other_wealth, other))
+    )
+    assert bet == pytest.approx(other_bet)
 
 
 @pytest.mark.parametrize("limit", [0.005, 0.02, 0.2])

@@ -160,7 +160,7 @@ class Models:
 
     @ray.method(concurrency_group="health")
     async def ready(self) -> None:
-        """Return when the actor runs, whatever its other calls do."""
+        """Return when the actor runs, even while other calls block it."""
 
     async def call(self, function: Callable[[Pair], Any]) -> tuple[About, Any]:
         """Call a function with the models. Return its result, and about which worker."""

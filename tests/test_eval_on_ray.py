@@ -1,4 +1,4 @@
-"""Evaluations on a real local Ray: the rows of one process, also when workers are killed, and one progress line."""
+"""Evaluations on a real local Ray: the rows of one process, also when workers are killed."""
 
 import asyncio
 import os
@@ -6,8 +6,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from scripted_runs import make_problems, make_result, make_run
 from typer.testing import CliRunner, Result
 
 pytest.importorskip("ray", reason="ray is not installed")
-from ray.exceptions import RayActorError
+import ray
 
 from evals.bench.service.script import Script, scripted_pair
 from stepspec.api.loading import Pair, load_pair
@@ -45,9 +46,10 @@ from stepspec.evaluation.running import (
 from stepspec.evaluation.running.on_ray import (
     About,
     Cluster,
+    Models,
     NoRoomError,
     OnRay,
-    Place,
+    Worker,
     _check_same,
     _completed,
     connected,
@@ -56,7 +58,7 @@ from stepspec.evaluation.running.runner import make_row
 from stepspec.evaluation.running.schedule import Job, JobBlock
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, iter_traces, says
 
-NUM_PROBLEMS = 3
+NUM_PROBLEMS = 2
 STEPS = "specreason"
 
 
@@ -72,7 +74,7 @@ async def evaluated(executor: Executor, folder: Path, num_problems: int = NUM_PR
     problems = load_problems(benchmark, None, num_problems)
     async with executor:
         fitted = await executor.call(partial(fit_policies, load_policies(["target", "token", STEPS])))
-        settings = Settings(temperature=0.0, max_tokens=100)
+        settings = Settings(temperature=0.0, max_tokens=60)
         make = partial(conditions, name, benchmark, problems, fitted.policies, settings)
         task = Evaluation(
             await executor.call(make),
@@ -103,7 +105,7 @@ def workers() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "ray::Worker" in " ".join(process.cmdline()):
+            if "ray::Models" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
@@ -141,11 +143,9 @@ def test_killed_workers_change_no_row(
         alone = tmp_path / "alone"
         asyncio.run(evaluated(Local(load_pair(notes=False)), alone, num_problems))
     killer = Killer(num_kills)
-    notes: list[str] = []
-    executor = OnRay(cluster, partial(load_pair, notes=False), notes.append)
+    executor = OnRay(cluster, partial(load_pair, notes=False))
     summary = asyncio.run(evaluated(executor, tmp_path / "run", num_problems, killer))
     assert killer.num_left == 0
-    assert any("died. Another one does its work." in each for each in notes)
     lines = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()
     assert len(lines) == len(list(iter_rows(tmp_path / "run"))) == 3 * num_problems
     assert texts(tmp_path / "run") == texts(alone)
@@ -153,6 +153,7 @@ def test_killed_workers_change_no_row(
     assert all(traces[row.key] == row.output_sha256 for row in iter_rows(tmp_path / "run"))
     assert not list(iter_failures(tmp_path / "run"))
     (node,) = summary.nodes
+    assert node.num_workers == 2
     assert {row.node for row in iter_rows(tmp_path / "run")} == {node.name}
     assert all(block.usage and block.node for block in iter_blocks(tmp_path / "run"))
     assert summary.policies[STEPS].speedup_vs_target is not None
@@ -164,14 +165,8 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def call(load: Any, *functions: tuple[Any, type[Exception], str]) -> None:
-        async with OnRay(cluster, load) as executor:
-            for function, error, message in functions:
-                with pytest.raises(error, match=message):
-                    await executor.call(function)
-
-    with pytest.raises(ModelError, match="There is no folder"):
-        asyncio.run(call(partial(load_pair, "torch:/nothing", needs_draft=False)))
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.MAX_RETRIES", 1)
+    cluster = replace(cluster, workers=1)
 
     # Functions inside this one, because workers cannot import this file.
     def refuse(pair: Pair) -> None:
@@ -183,26 +178,37 @@ def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatc
     def die(pair: Pair) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.MAX_DEATHS", 2)
-    asyncio.run(
-        call(
-            partial(scripted_pair, Script()),
-            (refuse, TargetError, "The pair has 0 judges"),
-            (divide, EngineError, "A worker failed: division by zero"),
-            (die, EngineError, "2 workers died one after the other"),
-        )
-    )
+    async def call_all() -> None:
+        async with OnRay(cluster, partial(scripted_pair, Script())) as executor:
+            with pytest.raises(TargetError, match="The pair has 0 judges"):
+                await executor.call(refuse)
+            with pytest.raises(EngineError, match="A worker failed: division by zero"):
+                await executor.call(divide)
+            with pytest.raises(EngineError, match="A worker died, at most 2 times during the same work"):
+                await executor.call(die)
+
+    async def load(cluster: Cluster) -> None:
+        async with OnRay(cluster, partial(load_pair, "torch:/nothing", needs_draft=False)) as executor:
+            await executor.call(str)
+
+    asyncio.run(call_all())
+    with pytest.raises(ModelError, match="There is no folder"):
+        asyncio.run(load(cluster))
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ROOM_S", 1.0)
+    with pytest.raises(NoRoomError, match="The cluster has no room for a worker"):
+        asyncio.run(load(replace(cluster, cpus=1000)))
     assert no_worker_is_left()
 
 
-def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.REACH_S", 0.2)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
     for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini", "--split", "train"), ("advise", "--data", prompts)):
         files = () if command[0] == "eval" else ("--policy-file", tmp_path / "new.toml")
         found = invoke(*command, *files, "--output", tmp_path / "run", "--ray", "127.0.0.1:1")
         assert isinstance(found.exception, UsageError)
-        assert "Cannot use a Ray cluster at '127.0.0.1:1': [Errno 111]" in str(found.exception)
+        assert "a Ray cluster at '127.0.0.1:1': no Ray answers there. Give the HOST:PORT" in str(found.exception)
         found = invoke(*command, *files, "--output", tmp_path / "run", "--workers", "2")
         assert "--workers is for a Ray cluster. Add --ray ADDRESS" in str(found.exception)
 
@@ -213,18 +219,21 @@ def test_a_server_that_is_not_ray_is_refused_within_seconds(answer: bytes, monke
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(answer)
-                connection.settimeout(5)
-                while connection.recv(1024):
-                    pass
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(answer)
+                    connection.settimeout(2)
+                    with connection:
+                        while connection.recv(1024):
+                            pass
 
         thread = threading.Thread(target=serve)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UsageError, match="what listens there is not Ray"), connected(Cluster(address)):
+        with pytest.raises(UsageError, match="no Ray answers there"), connected(Cluster(address)):
             pass
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
@@ -238,96 +247,76 @@ class Call:
         self._function = function
 
     def remote(self, *arguments: Any) -> Any:
-        async def call() -> Any:
-            return self._function(*arguments)
-
-        return call()
+        return self._function(*arguments)
 
 
-class ScriptedWorker:
-    """A worker that answers every job, and dies at block `dies_at`, if that is not 0."""
+class ScriptedActor:
+    """An actor that runs `num_blocks` blocks, and then has no room any more."""
 
-    def __init__(self, run: RunRecord, dies_at: int = 0) -> None:
-        self.run_record, self.dies_at = run, dies_at
-        self.warmed_up: set[str] = set()
-        self.ran: list[Job] = []
-        self.begin, self.run = Call(self._begin), Call(self._run)
+    def __init__(self, run: RunRecord, num_blocks: int = 1000) -> None:
+        self.run_record, self.num_blocks = run, num_blocks
+        self.run, self.ready = Call(self._run), Call(self._ready)
 
-    def _begin(self, task: Evaluation, blocks: Sequence[JobBlock]) -> None:
-        self.warmed_up = {job.policy for block in blocks for job in block}
+    async def _ready(self) -> None:
+        if not self.num_blocks:
+            await asyncio.sleep(60)
 
-    def _run(self, block: JobBlock) -> list[Any]:
-        self.dies_at -= 1
-        if self.dies_at == 0:
-            raise RayActorError
-        self.ran += block
+    async def _run(self, prepared: Any, block: JobBlock) -> tuple[About, list[Any]]:
+        await self._ready()
+        self.num_blocks -= 1
         rows = [make_row(self.run_record, job, make_result("1", 1.0), Grade("correct")) for job in block]
-        return [("add", (row, None)) for row in rows]
+        return About(Node(name="a", hardware={}), {}), [("add", (row, None)) for row in rows]
 
 
-async def evaluated_by(*workers: list[ScriptedWorker], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
-    """Evaluate two problems with a place for each list of workers, which start one after the other."""
+async def evaluated_by(*num_blocks: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
+    """Evaluate two problems with one worker for each number of blocks, after which it is lost."""
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ROOM_S", 0.05)
     problems = make_problems(2)
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
-    executor = OnRay(Cluster("local", len(workers), 1, 0), partial(load_pair, notes=False))
-
-    async def start(waiting: list[ScriptedWorker]) -> tuple[Any, About]:
-        if not waiting:
-            raise NoRoomError("The cluster had no room.")
-        return waiting.pop(0), About(Node(name="a", hardware={}), {}, {})
-
-    executor._places = [Place(partial(start, each)) for each in workers]
-    await executor._places[-1].worker()  # as an earlier evaluation leaves it
-    task: Any = SimpleNamespace(run=make_run(problems), keeping=Keeping(folder))
+    run = make_run(problems)
+    executor = OnRay(Cluster("local", len(num_blocks), 1, 0), partial(load_pair, notes=False))
+    executor._workers = [Worker(ScriptedActor(run, number)) for number in num_blocks]
+    task: Any = SimpleNamespace(run=run, keeping=Keeping(folder), only=None)
     return await executor.evaluate(task, problems)
 
 
-def test_a_new_worker_warms_up_for_every_policy_and_repeats_no_finished_block(
+def test_others_do_the_work_of_lost_workers_and_the_last_one_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(make_problems(2))
-    first, second = ScriptedWorker(run, dies_at=5), ScriptedWorker(run)
-    asyncio.run(evaluated_by([first, second], folder=tmp_path / "run", monkeypatch=monkeypatch))
-    assert len(first.ran) == 4
-    assert len(second.ran) == 2
-    assert first.warmed_up == second.warmed_up == set(run.policies)
-    assert len({job.key for job in first.ran + second.ran}) == 6
-
-
-def test_without_room_for_a_worker_the_others_go_on_and_the_last_one_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(make_problems(2))
-    summary = asyncio.run(evaluated_by([], [ScriptedWorker(run)], folder=tmp_path / "one", monkeypatch=monkeypatch))
-    assert summary.n == 2
-    # There are two rounds, so one of three places is idle.
-    dying = [ScriptedWorker(run, dies_at=2)], [], [ScriptedWorker(run, dies_at=3)]
+    for name, num_blocks in (("start", (0, 1000)), ("amid", (2, 1000)), ("end", (2, 4))):
+        summary = asyncio.run(evaluated_by(*num_blocks, folder=tmp_path / name, monkeypatch=monkeypatch))
+        assert summary.n == 2
+        assert len((tmp_path / name / "rows.jsonl").read_text().splitlines()) == 6
     with pytest.raises(NoRoomError):
-        asyncio.run(evaluated_by(*dying, folder=tmp_path / "two", monkeypatch=monkeypatch))
-    assert len(list(iter_rows(tmp_path / "two"))) == 3
+        asyncio.run(evaluated_by(2, 1, folder=tmp_path / "lost", monkeypatch=monkeypatch))
+    assert len(list(iter_rows(tmp_path / "lost"))) == 3
 
 
-def test_calls_that_share_a_worker_note_its_death_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
-    started: list[Any] = []
+def test_a_worker_warms_up_once_for_every_policy_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "a")
+    asked: list[str] = []
 
-    def answer(function: Any) -> int:
-        if len(started) == 1:
-            raise RayActorError
-        return 7
+    class Runs:
+        async def warm_up(self, blocks: Any, receiver: Any) -> None:
+            asked.append("warm-up of " + ", ".join(block[0].policy for block in blocks))
 
-    async def start() -> tuple[Any, About]:
-        await asyncio.sleep(0)
-        started.append(SimpleNamespace(call=Call(answer)))
-        return started[-1], About(Node(name="a", hardware={}), {}, {})
+        async def run_block(self, block: JobBlock, receiver: Any) -> None:
+            asked.append(block[0].policy)
 
-    async def call_twice() -> list[int]:
-        executor = OnRay(Cluster("local", 1, 1, 0), partial(load_pair, notes=False))
-        executor._places = [Place(start)]
-        return await asyncio.gather(executor.call(len), executor.call(len))
+    problem = make_problems(1)[0]
+    target, token = ([Job(problem, policy, 0)] for policy in ("target", "token"))
 
-    assert asyncio.run(call_twice()) == [7, 7]
-    assert len(started) == 2
+    async def run() -> None:
+        models = Models(partial(scripted_pair, Script()))
+        for _ in range(2):
+            prepared = asyncio.get_running_loop().create_future()
+            prepared.set_result((SimpleNamespace(runner=lambda pair, gradings: Runs()), [target, token]))
+            for block in (target, token):
+                await models.run([prepared], block)
+
+    asyncio.run(run())
+    assert asked == ["warm-up of target, token", "target", "token"] * 2
 
 
 def test_workers_take_what_the_machines_have() -> None:
@@ -335,20 +324,19 @@ def test_workers_take_what_the_machines_have() -> None:
     assert _completed(Cluster("auto"), [small, large, {}]) == Cluster("auto", workers=5, cpus=2, gpus=0)
     assert _completed(Cluster("auto"), [small, gpu]) == Cluster("auto", workers=8, cpus=1, gpus=1)
     assert _completed(Cluster("auto", workers=1, cpus=4), [small, large]).workers == 1
-    with pytest.raises(UsageError, match="takes 16 CPUs and 0 GPUs, and no machine"):
+    with pytest.raises(UsageError, match="No machine has 16 CPUs and 0 GPUs"):
         _completed(Cluster("auto", cpus=16), [small, large])
 
 
 def test_workers_with_other_models_or_versions_are_refused() -> None:
-    def about(name: str, **changes: Any) -> About:
-        fields: dict[str, Any] = {"models": {"target": "1"}, "versions": {"torch": "2.13"}}
-        return About(Node(name=name, hardware={}), **(fields | changes))
+    def about(name: str, **changes: str) -> About:
+        return About(Node(name=name, hardware={}), {"target": "1", "torch": "2.13"} | changes)
 
     _check_same(about("a"), about("b"))
-    with pytest.raises(UsageError, match=r"The versions on a and b differ \(torch 2.13 and 2.12\)"):
-        _check_same(about("a"), about("b", versions={"torch": "2.12"}))
-    with pytest.raises(UsageError, match="The models on a and b differ"):
-        _check_same(about("a"), about("b", models={"target": "2"}))
+    with pytest.raises(UsageError, match=r"Install the same models and packages on a and b: torch 2.13 and 2.12"):
+        _check_same(about("a"), about("b", torch="2.12"))
+    with pytest.raises(UsageError, match="on a and b: target 1 and 2"):
+        _check_same(about("a"), about("b", target="2"))
 
 
 def test_times_are_compared_on_the_same_machine_only() -> None:

@@ -43,9 +43,8 @@ def executor_for(
     from stepspec.evaluation.running.on_ray import Cluster, OnRay, connected
 
     with connected(Cluster(ray, workers, cpus, gpus)) as cluster:
-        found = OnRay(cluster, load, lambda sentence: print(sentence, file=sys.stderr))
-        print(f"Loading the models on the cluster, in up to {_workers(found.num_workers)}.", file=sys.stderr)
-        yield found
+        print(f"Loading the models on the cluster, in up to {_workers(cluster.workers or 1)}.", file=sys.stderr)
+        yield OnRay(cluster, load)
 
 
 def _workers(number: int) -> str:

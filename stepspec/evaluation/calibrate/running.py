@@ -338,10 +338,10 @@ class Calibration:
                 Keeping(self._folder / folder, record=record),
                 Grader(task.benchmark.grader, task.benchmark.last_number, Agreement if task.agreement else Grading),
                 ask=partial(asked, task.benchmark),
+                only=only,
             ),
             problems,
             on_row=self._watcher.show,
-            only=only,
         )
 
     async def _with_references(self, problems: Sequence[EvalProblem]) -> Sequence[EvalProblem]:

@@ -11,8 +11,10 @@ from stepspec.evaluation.grade import GraderKind, Grading
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.running.gauges import Gauges
 from stepspec.evaluation.running.problems import EvalProblem
-from stepspec.evaluation.running.results import OnRow
-from stepspec.evaluation.running.running import Keeping, evaluate
+from stepspec.evaluation.running.results import OnRow, Results
+from stepspec.evaluation.running.runner import Runner
+from stepspec.evaluation.running.running import Keeping, run_unfinished
+from stepspec.evaluation.running.schedule import Round
 from stepspec.loop.policy import Policy
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Evaluation:
         grader: grades the answers.
         ask: turns a question into the full request text; with None, the models are asked by `run.prompt_id`.
         gauges: whether to read the counters of the engines before and after every block.
+        only: the policies to run now; None for all of the run.
     """
 
     run: RunRecord
@@ -56,6 +59,13 @@ class Evaluation:
     grader: Grader
     ask: Callable[[str], str] | None = None
     gauges: bool = False
+    only: Collection[str] | None = None
+
+    def runner(self, pair: Pair, gradings: "Gradings") -> Runner:
+        """Return what runs jobs with the models of a pair."""
+        traces = self.keeping.traces or self.keeping.record
+        grading = gradings.by(self.grader)
+        return Runner(self.run, self.systems(pair), grading, self.ask, traces, self.gauges_of(pair))
 
     def systems(self, pair: Pair) -> dict[str, StepSpec]:
         """Return what answers under each policy, with the models of a pair."""
@@ -116,14 +126,7 @@ class Executor(Protocol):
         """
         ...
 
-    async def evaluate(
-        self,
-        task: Evaluation,
-        problems: Sequence[EvalProblem],
-        *,
-        on_row: OnRow | None = None,
-        only: Collection[str] | None = None,
-    ) -> Summary:
+    async def evaluate(self, task: Evaluation, problems: Sequence[EvalProblem], on_row: OnRow | None = None) -> Summary:
         """Run the unfinished jobs, and return the summary of the whole folder.
 
         Arguments and errors are those of `stepspec.evaluation.running.evaluate`.
@@ -151,26 +154,14 @@ class Local:
         """See `Executor.call`."""
         return await called(function, self._pair)
 
-    async def evaluate(
-        self,
-        task: Evaluation,
-        problems: Sequence[EvalProblem],
-        *,
-        on_row: OnRow | None = None,
-        only: Collection[str] | None = None,
-    ) -> Summary:
+    async def evaluate(self, task: Evaluation, problems: Sequence[EvalProblem], on_row: OnRow | None = None) -> Summary:
         """See `Executor.evaluate`."""
-        return await evaluate(
-            task.run,
-            problems,
-            task.systems(self._pair),
-            task.keeping,
-            grading=self._gradings.by(task.grader),
-            ask=task.ask,
-            gauges=task.gauges_of(self._pair),
-            on_row=on_row,
-            only=only,
-        )
+        runner = task.runner(self._pair, self._gradings)
+
+        async def run_here(found: Sequence[Round], make_results: Callable[[], Results]) -> None:
+            await runner.run_all(found, make_results())
+
+        return await run_unfinished(task.run, problems, task.keeping, run_here, on_row=on_row, only=task.only)
 
 
 async def called(function: Callable[[Pair], T | Awaitable[T]], pair: Pair) -> T:

@@ -35,10 +35,15 @@ class Progress:
 
 
 class Results:
-    """Stores rows, blocks and failures of one set of engines, see `stepspec.evaluation.running.runner.Receiver`."""
+    """Stores rows, blocks and failures of one set of engines, see `stepspec.evaluation.running.runner.Receiver`.
+
+    Attributes:
+        node: the machine of the engines; None for the one in `run.json`.
+    """
 
     def __init__(self, folder: RunFolder, progress: Progress, policies: Iterable[str]) -> None:
         self._folder, self._progress = folder, progress
+        self.node = folder.node
         # By policy, since its last success. They are stored only once the engine answers again: if the engine is
         # down, the failures are not the problems' own.
         self._failures: dict[str, list[Failure]] = {policy: [] for policy in policies}
@@ -51,7 +56,7 @@ class Results:
 
     def add(self, row: ResultRow, trace: Trace | None) -> None:
         """Store a row and its trace."""
-        self._folder.add(row.on(self._folder.node), trace)
+        self._folder.add(row.on(self.node), trace)
         self._progress.add(row)
 
     def say(self, words: str) -> None:
@@ -79,7 +84,7 @@ class Results:
 
     def add_block(self, block: Block) -> None:
         """Store the measurements of a block."""
-        self._folder.add_block(block.on(self._folder.node))
+        self._folder.add_block(block.on(self.node))
 
     def close(self) -> None:
         """Store the failures at the end of the run, which were too few to blame an engine."""

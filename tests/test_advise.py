@@ -19,8 +19,8 @@ from evals.training.gsm_mini import load_split
 from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli import app
-from stepspec.cli.advising import _policy_text, advise, settling_command
-from stepspec.cli.running import answer_question
+from stepspec.cli.advise import _policy_text, advise, settling_command
+from stepspec.cli.run import answer_question
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.advise import Findings, Prompts, choose_prompts, read_prompts

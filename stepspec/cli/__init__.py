@@ -8,23 +8,23 @@ from typing import Annotated
 import typer
 
 from stepspec import __version__
-from stepspec.cli import costs, pairing
-from stepspec.cli.advising import advise
-from stepspec.cli.calibrating import calibrate_policy
-from stepspec.cli.comparing import compare_runs
-from stepspec.cli.describing import describe_models
-from stepspec.cli.evaluating import evaluate_policies, merge_runs
-from stepspec.cli.exporting import export_run
-from stepspec.cli.grading import grade_file
-from stepspec.cli.help import WholeHelp
-from stepspec.cli.keying import create_key
-from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
+from stepspec.cli import costs, pair
+from stepspec.cli.advise import advise
+from stepspec.cli.calibrate import calibrate_policy
+from stepspec.cli.compare import compare_runs
+from stepspec.cli.eval import evaluate_policies, merge_runs
+from stepspec.cli.export import export_run
+from stepspec.cli.grade import grade_file
+from stepspec.cli.group import WholeHelp
+from stepspec.cli.key import create_key
+from stepspec.cli.models import describe_models
+from stepspec.cli.policies import list_benchmarks, list_policies, show_docs
 from stepspec.cli.program import run_program
-from stepspec.cli.replaying import replay_run
-from stepspec.cli.reporting import report_runs
-from stepspec.cli.running import answer_question
-from stepspec.cli.serving import serve_models
-from stepspec.cli.sizing import size_service
+from stepspec.cli.replay import replay_run
+from stepspec.cli.report import report_runs
+from stepspec.cli.run import answer_question
+from stepspec.cli.serve import serve_models
+from stepspec.cli.size import size_service
 from stepspec.errors import UsageError
 
 __all__ = ["app", "main"]
@@ -49,7 +49,7 @@ app.command("compare")(compare_runs)
 app.command("export")(export_run)
 app.command("merge")(merge_runs)
 app.command("grade")(grade_file)
-app.add_typer(pairing.app, name="pair")
+app.add_typer(pair.app, name="pair")
 app.add_typer(costs.app, name="costs")
 app.command("models")(describe_models)
 app.command("policies")(list_policies)

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from stepspec.api.loading import choose_models, load_pair
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.help import WholeHelp
+from stepspec.cli.eval import require_extras
+from stepspec.cli.group import WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption, numbers
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter

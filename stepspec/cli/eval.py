@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepspec.base.printable import printable
-from stepspec.cli.completing import names_of
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.completion import names_of
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
@@ -33,7 +33,7 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import show
 from stepspec.cli.progress import Meter, make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 

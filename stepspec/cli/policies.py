@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepspec.cli.completing import names_of
+from stepspec.cli.completion import names_of
 
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
 import typer
 
 from stepspec.base.strict_json import read_json
-from stepspec.cli.completing import one_of
-from stepspec.cli.evaluating import require_extras
+from stepspec.cli.completion import one_of
+from stepspec.cli.eval import require_extras
 from stepspec.cli.output import show
 from stepspec.errors import UsageError, unknown_name
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from stepspec.base.printable import printable
 from stepspec.base.strict_json import read_json
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.cli.completing import one_of
+from stepspec.cli.completion import one_of
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepspec.base.files import write_text
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.eval import require_extras
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     MaxTokensOption,
@@ -30,7 +30,7 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.cli.progress import make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 

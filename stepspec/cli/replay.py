@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from stepspec.cli.completing import names_of
-from stepspec.cli.evaluating import require_extras
+from stepspec.cli.completion import names_of
+from stepspec.cli.eval import require_extras
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 

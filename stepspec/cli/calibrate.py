@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepspec.base.files import write_text
-from stepspec.cli.advising import check_policy_file
-from stepspec.cli.completing import names_of
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.advise import check_policy_file
+from stepspec.cli.completion import names_of
+from stepspec.cli.eval import require_extras
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
@@ -30,7 +30,7 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import show
 from stepspec.cli.progress import make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 

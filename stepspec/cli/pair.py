@@ -3,7 +3,7 @@
 import typer
 
 from stepspec.api.pairs import PAIRS, find_pair
-from stepspec.cli.help import WholeHelp
+from stepspec.cli.group import WholeHelp
 
 app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="List pairs of models.", rich_markup_mode=None)
 

@@ -35,7 +35,7 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-def serve_models(
+def main(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: Annotated[

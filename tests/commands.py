@@ -5,10 +5,12 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import typer
+from typer.main import get_command
 
 from evals.bench.__main__ import app as benchmarks
 from stepspec.cli import app
@@ -33,3 +35,11 @@ def stepspec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command of `python -m evals.bench`."""
     return run(benchmarks, *arguments)
+
+
+def command_of(*words: str) -> Any:
+    """Return a command or group of `stepspec`, as it is when it runs."""
+    command: Any = get_command(app)
+    for word in words:
+        _, command, _ = command.resolve_command(typer.Context(command), [word])
+    return command

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from commands import command_of
 from scripted import FarEngine, ScriptedEngine, WordTokenizer
-from typer.core import TyperGroup
 
 from evals.training.gsm_mini import load_split
 from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import package_folder
-from stepspec.cli import app
-from stepspec.cli.advising import _policy_text, advise, settling_command
-from stepspec.cli.running import answer_question
+from stepspec.cli.advise import main as advise
+from stepspec.cli.advise import policy_text, settling_command
+from stepspec.cli.run import main as answer_question
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.advise import Findings, Prompts, choose_prompts, read_prompts
@@ -544,7 +543,7 @@ def test_what_is_said_of_chosen_thresholds_stays_in_the_advised_file(unanswered:
     found = found_in(unanswered)
     chosen = with_comments(load_policy("stepspec")[1], ["They are not certified."])
     advice = found.advice.model_copy(update={"policy_text": chosen})
-    comments = generated_comments(_policy_text(found.model_copy(update={"advice": advice})))
+    comments = generated_comments(policy_text(found.model_copy(update={"advice": advice})))
     assert comments[0].startswith("Advised by stepspec on ")
     assert comments[-1] == "They are not certified."
 
@@ -570,9 +569,7 @@ def test_the_suggested_command_for_more_prompts_is_valid(tmp_path: Path) -> None
     for there in ("advised.toml", "settled.toml"):
         *_, beside = settling_command(asked, 1234, tmp_path / there)
         assert not Path(beside).exists()
-    command = typer.main.get_command(app)
-    assert isinstance(command, TyperGroup)
-    parsed = command.commands["advise"].make_context("advise", first[2:]).params
+    parsed = command_of("advise").make_context("advise", first[2:]).params
     assert (parsed["limit"], parsed["max_tokens"], parsed["temperature"]) == (1234, 64, 0.7)
 
 

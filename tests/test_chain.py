@@ -19,7 +19,7 @@ from test_family_runs import VirtualLoop
 from evals.training.gsm_mini import load_split
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
-from stepspec.cli.running import figures
+from stepspec.cli.run import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError, UsageError
 from stepspec.loop.chain import Chain, SharedPass

@@ -178,7 +178,7 @@ def test_a_closed_pipe_prints_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("module", ["stepspec.cli.serving", "torch"])
+@pytest.mark.parametrize("module", ["stepspec.cli.program", "stepspec.cli.run", "torch"])
 def test_ctrl_c_while_a_command_loads_prints_no_traceback(module: str, tmp_path: Path) -> None:
     """The import of a module sends the signal, so that the time of the machine does not matter."""
     interrupting = (

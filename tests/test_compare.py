@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stepspec.cli.comparing import compare_runs
+from stepspec.cli.compare import main as compare_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare import Comparison, PolicyComparison, compare
 from stepspec.evaluation.compare.tables import differences_table, policy_table

@@ -7,11 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from commands import command_of
 
 from evals.bench.documents import generated
 from evals.bench.plots import PLOTS, images
-from stepspec.cli import app
 from stepspec.engines.thinking import ThinkingFormat
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report import read_results
@@ -111,11 +110,8 @@ def test_every_command_that_a_page_shows_has_its_options() -> None:
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("stepspec ")]
     assert len(commands) >= 10
     for words in commands:
-        command = get_command(app)
-        for word in words[1:]:
-            if not hasattr(command, "commands"):
-                break
-            command = command.commands[word]  # type: ignore[attr-defined]
+        num_names = 2 if words[1] == "costs" else 1
+        command = command_of(*words[1 : 1 + num_names])
         known = {name for parameter in command.params for name in parameter.opts}
         assert [word for word in words if word.startswith("--") and word not in known] == [], words
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.cli.exporting import export_run
+from stepspec.cli.export import main as export_run
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.export import export
 from stepspec.evaluation.records import (

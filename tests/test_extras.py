@@ -1,6 +1,7 @@
 """Without the packages of an extra, imports and commands fail with one sentence that says what to install."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -77,6 +78,14 @@ def said() -> dict[str, str]:
 def test_a_missing_extra_is_named_in_one_sentence(said: dict[str, str], what: str, extra: str) -> None:
     assert f"which is not installed: {install_command(extra)}" in said[what]
     assert "\n" not in said[what]
+
+
+def test_completion_is_silent_about_a_missing_extra() -> None:
+    program = PROGRAM.partition("import stepspec\n")[0] + "from stepspec.cli import main; main()"
+    typed = {"COMP_WORDS": "stepspec eval gsm", "COMP_CWORD": "2", "_STEPSPEC_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", f"BLOCKED = {BLOCKED}{program}"]
+    done = subprocess.run(command, env=os.environ | typed, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def test_a_missing_extra_is_an_import_error_and_a_stepspec_error() -> None:

@@ -171,7 +171,7 @@ def test_an_import_against_the_layers_is_found_in_every_form(module: str, source
         ("stepspec.loop.controller", "from stepspec.loop.judges.rating import expected_digit"),
         ("stepspec.loop.judges.rating", "from . import likelihood"),
         ("stepspec.loop.judges.rating", "from stepspec.loop.ledger import Ledger"),
-        ("stepspec.cli.running", "from stepspec import StepSpec"),
+        ("stepspec.cli.run", "from stepspec import StepSpec"),
         ("stepspec.evaluation.records", "from stepspec import __version__"),
         ("stepspec.evaluation.runs", "from stepspec.engines.torch_engine import TorchEngine"),
         ("stepspec.loop.step", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import stepspec.cli"),

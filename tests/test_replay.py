@@ -230,12 +230,9 @@ def test_a_run_without_recorded_steps_is_refused(run: Path, tmp_path: Path) -> N
         read_recordings(tmp_path)
 
 
-def test_replays_are_compared_with_a_real_run(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replays_are_compared_with_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "replays.json"
-    monkeypatch.setattr("sys.argv", ["replays", str(run), str(run), "--json", str(file)])
-    assert replays.main() == 0
+    replays.main(run, run, file)
     assert "given: 100% same texts" in capsys.readouterr().out
     found = {each["policy"]: replays.Compared(**each) for each in json.loads(file.read_text())["policies"]}
     assert set(found) == {"given", "bold", "redraft"}

@@ -10,7 +10,7 @@ from scripted_runs import Script, answer_right, make_problems, make_result, make
 
 from evals.bench.certification import read_population
 from evals.bench.ideal import ideals
-from stepspec.cli.reporting import report_runs
+from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Failure, StepRecord, Throughput
 from stepspec.evaluation.running import summarise

@@ -5,42 +5,14 @@ of the folder `service` are called `service.NAME`.
 """
 
 import ast
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import typer
-import typer.main
-from typer.core import TyperGroup
 
+from stepspec.cli.group import SETTINGS, Modules
 from stepspec.cli.program import run_program
 
 FOLDER = Path(__file__).parent
-SETTINGS: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-
-
-class Modules(TyperGroup):
-    """A group whose commands are modules. It imports the one that runs, and reads the others for their docstrings."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
-        return list(summaries())
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name; None if there is none."""
-        if cmd_name not in summaries():
-            return None
-        main = import_module(f"evals.bench.{cmd_name}").main
-        if isinstance(main, typer.Typer):
-            return typer.main.get_command(main)
-        alone = typer.Typer(**SETTINGS)
-        alone.command()(main)
-        return typer.main.get_command(alone)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(summaries().items()))
 
 
 def summaries() -> dict[str, str]:
@@ -60,9 +32,14 @@ def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "main"
 
 
-app = typer.Typer(
-    cls=Modules, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS
-)
+class Measurements(Modules):
+    """The modules."""
+
+    package = "evals.bench"
+    sentences = summaries()
+
+
+app = typer.Typer(cls=Measurements, add_completion=False, **SETTINGS)
 
 
 @app.callback()

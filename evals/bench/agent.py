@@ -18,7 +18,7 @@ from evals.bench.service.process import started
 from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.files import list_data_files, write_text
-from stepspec.cli.completing import one_of
+from stepspec.cli.completion import one_of
 from stepspec.cli.options import PairOption, SeedOption
 from stepspec.cli.output import ON_STDOUT, JsonOption, finish
 from stepspec.cli.progress import make_meter

@@ -22,7 +22,7 @@ from evals.bench.speed import UNKNOWN, cells_table, with_interval
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair, choose_models, close_now, load_pair
 from stepspec.api.session import StepSpec
-from stepspec.cli.completing import names_of
+from stepspec.cli.completion import names_of
 from stepspec.cli.options import PairOption, SeedOption
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter

@@ -28,7 +28,7 @@ from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
 from stepspec.api.loading import choose_models
 from stepspec.chat.prompts import encode_request
-from stepspec.cli.completing import one_of
+from stepspec.cli.completion import one_of
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.metrics import Metrics

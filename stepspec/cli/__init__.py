@@ -1,69 +1,51 @@
-"""The `stepspec` command: `run` answers one question, `eval` compares policies on a benchmark.
+"""The `stepspec` command: `run` answers one question, `eval` compares policies on a benchmark."""
 
-Each command imports its heavy modules itself, so that `--help` is fast.
-"""
-
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import typer
 
 from stepspec import __version__
-from stepspec.cli import costs, pairing
-from stepspec.cli.advising import advise
-from stepspec.cli.calibrating import calibrate_policy
-from stepspec.cli.comparing import compare_runs
-from stepspec.cli.describing import describe_models
-from stepspec.cli.evaluating import evaluate_policies, merge_runs
-from stepspec.cli.exporting import export_run
-from stepspec.cli.grading import grade_file
-from stepspec.cli.help import WholeHelp
-from stepspec.cli.keying import create_key
-from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
+from stepspec.cli.group import SETTINGS, Modules
 from stepspec.cli.program import run_program
-from stepspec.cli.replaying import replay_run
-from stepspec.cli.reporting import report_runs
-from stepspec.cli.running import answer_question
-from stepspec.cli.serving import serve_models
-from stepspec.cli.sizing import size_service
-from stepspec.errors import UsageError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    cls=WholeHelp,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run")(answer_question)
-app.command("serve")(serve_models)
-app.command("key")(create_key)
-app.command("size")(size_service)
-app.command("advise")(advise)
-app.command("calibrate")(calibrate_policy)
-app.command("replay")(replay_run)
-app.command("eval")(evaluate_policies)
-app.command("report")(report_runs)
-app.command("compare")(compare_runs)
-app.command("export")(export_run)
-app.command("merge")(merge_runs)
-app.command("grade")(grade_file)
-app.add_typer(pairing.app, name="pair")
-app.add_typer(costs.app, name="costs")
-app.command("models")(describe_models)
-app.command("policies")(list_policies)
-app.command("benchmarks")(list_benchmarks)
-app.command("docs")(show_docs)
+
+class Commands(Modules):
+    """The commands. Each one is the module of this package that has its name."""
+
+    package = __name__
+    sentences: ClassVar[Mapping[str, str]] = {
+        "run": "Answer one question: the answer on standard output, its steps and figures on stderr.",
+        "serve": "Serve models over HTTP until stopped.",
+        "key": "Create an API key.",
+        "size": "Find the number of replicas for a number of concurrent agents, from measured costs and simulations.",
+        "advise": "Measure on your own prompts whether speculation pays, and write the policy to use.",
+        "calibrate": "Find a policy's thresholds for your models, and certify what they may cost in accuracy.",
+        "replay": "Estimate the speed of policies from the recorded steps of a run, in seconds and without a model.",
+        "eval": "Compare policies on a benchmark: accuracy and speed, with intervals.",
+        "report": "Show the results of runs: a table in the terminal, a Markdown file and an HTML page.",
+        "compare": "Compare two runs problem by problem: accuracy, speed, and the conditions that differ.",
+        "export": "Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy.",
+        "merge": "Merge the parts of a run that several processes or machines made.",
+        "grade": "Grade predictions: accuracy with its interval, and why the others are not correct.",
+        "costs": "Measure costs for replays and for sizing.",
+        "models": "Print how models think, what their engines support, whether a draft fits, and which policies run "
+        "with them.",
+        "policies": "List the policies that ship with stepspec, or print one: its text, and its path on stderr.",
+        "benchmarks": "List the benchmarks that come with stepspec: their size, their source and a summary.",
+        "docs": "Print where the documentation is.",
+    }
+    removed: ClassVar[Mapping[str, str]] = {
+        "bench": "The measurements of stepspec itself are not part of the package: run python -m evals.bench in a "
+        "checkout. For files of costs, use stepspec costs models and stepspec costs service.",
+        "pair": "stepspec pair was removed in 0.2.0. The help of --pair lists the pairs, and "
+        "stepspec models --pair NAME describes one.",
+    }
 
 
-@app.command("bench", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def bench() -> None:
-    """Say where the measurements of earlier versions are."""
-    raise UsageError(
-        "The measurements of stepspec itself are not part of the package: run python -m evals.bench in a checkout. "
-        "For files of costs, use stepspec costs models and stepspec costs service."
-    )
+app = typer.Typer(cls=Commands, **SETTINGS)
 
 
 def _print_version(requested: bool) -> None:

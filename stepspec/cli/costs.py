@@ -2,22 +2,26 @@
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from stepspec.api.loading import choose_models, load_pair
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.help import WholeHelp
+from stepspec.chat.prompts import encode_request
+from stepspec.cli.group import SETTINGS, WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption, numbers
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
+from stepspec.evaluation.advise.measuring import load_costs
+from stepspec.evaluation.machine import conditions
+from stepspec.evaluation.replay import HardwareCosts
+from stepspec.evaluation.report.cells import percent, seconds
+from stepspec.evaluation.running import load_benchmark, load_problems
+from stepspec.evaluation.running.conditions import engine_records
 from stepspec.loop.policy import load_policy
-
-if TYPE_CHECKING:
-    from stepspec.sizing.costs import Costs
+from stepspec.sizing.costs import Costs, nearest_rank
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens of the timed passes of the target."""
@@ -26,23 +30,14 @@ BENCHMARK = "gsm-mini"
 TIMED = ("target", "judge", "draft", "controller")
 HEADS = ("concurrency", "requests/s", "p50", "p95", *TIMED, "accepted", "CPU", "bytes")
 
-app = typer.Typer(
-    cls=WholeHelp, no_args_is_help=True, help="Measure costs for replays and for sizing.", rich_markup_mode=None
-)
+main = typer.Typer(cls=WholeHelp, help="Measure costs for replays and for sizing.", add_completion=False, **SETTINGS)
 
 
-@app.command("models")
+@main.command("models")
 def model_costs(
     target: TargetOption = None, draft: DraftOption = None, pair: PairOption = None, json_file: JsonOption = None
 ) -> None:
     """Time a token of both models and passes of the target, for 'stepspec replay --costs'."""
-    require_extras()
-    from stepspec.chat.prompts import encode_request
-    from stepspec.evaluation.advise.measuring import load_costs
-    from stepspec.evaluation.machine import conditions
-    from stepspec.evaluation.replay import HardwareCosts
-    from stepspec.evaluation.running.conditions import engine_records
-
     about, models = conditions(), load_pair(target, draft, pair=pair, notes=False)
     tokenizer = models.target.tokenizer
     texts = [tokenizer.decode(encode_request(tokenizer, question)) for question in _questions(NUM_PROMPTS)]
@@ -57,12 +52,12 @@ def model_costs(
     costs = HardwareCosts(**about, engines=engines, draft_token_s=found.draft.write_s, pass_s=pass_s)
     table = Table("seconds", "ms")
     table.add_row("token of the draft", f"{1000 * costs.draft_token_s:.3f}")
-    for width, seconds in costs.pass_s.items():
-        table.add_row(f"pass of the target over {width}", f"{1000 * seconds:.3f}")
+    for width, each in costs.pass_s.items():
+        table.add_row(f"pass of the target over {width}", f"{1000 * each:.3f}")
     finish([table], costs, json_file)
 
 
-@app.command("service")
+@main.command("service")
 def service_costs(
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -76,11 +71,8 @@ def service_costs(
     json_file: JsonOption = None,
 ) -> None:
     """Measure what requests to one service cost, for 'stepspec size'. It starts the service itself."""
-    require_extras()
-    from stepspec.evaluation.machine import conditions
-    from stepspec.evaluation.running.conditions import engine_records
+    # These need the extra size, which the other command does not.
     from stepspec.sizing import measurement
-    from stepspec.sizing.costs import Costs
     from stepspec.sizing.process import started
 
     loads = _loads(concurrency, requests, measurement.MIN_ROUNDS)
@@ -130,11 +122,8 @@ def _loads(text: str, requests: int, rounds: int) -> list[int]:
     return loads
 
 
-def _service_table(found: "Costs") -> Table:
+def _service_table(found: Costs) -> Table:
     """Return a terminal table by concurrent requests. Seconds of the parts are for 1,000 committed tokens."""
-    from stepspec.evaluation.report.cells import percent, seconds
-    from stepspec.sizing.costs import nearest_rank
-
     title = f"{found.policy} on {found.benchmark}: requests, seconds for 1,000 committed tokens, and a request's CPU"
     table = Table(*HEADS, title=title)
     for each in found.loads:
@@ -152,6 +141,4 @@ def _service_table(found: "Costs") -> Table:
 
 def _questions(number: int) -> list[str]:
     """Return the first questions of gsm-mini, at most `number`."""
-    from stepspec.evaluation.running import load_benchmark, load_problems
-
     return [each.question for each in load_problems(load_benchmark(BENCHMARK)[1], None, number).problems]

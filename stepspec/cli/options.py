@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from stepspec.api.pairs import PAIRS
-from stepspec.cli.completing import names_of, one_of
+from stepspec.cli.completion import names_of, one_of
 from stepspec.errors import UsageError
 
 N = TypeVar("N", int, float)

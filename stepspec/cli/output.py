@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
@@ -116,6 +116,14 @@ def show(*outputs: Table | str) -> None:
             console.print(each, soft_wrap=not is_terminal)
         else:
             console.print(each if _fits(each, console) else as_list(each))
+
+
+def print_columns(table: Iterable[Sequence[str]]) -> None:
+    """Print rows of cells in aligned columns."""
+    rows = list(table)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _fits(table: Table, console: Console) -> bool:

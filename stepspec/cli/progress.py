@@ -5,7 +5,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rich.progress import (
     BarColumn,
@@ -19,9 +19,7 @@ from rich.progress import (
 from rich.table import Column
 
 from stepspec.cli.output import Console
-
-if TYPE_CHECKING:
-    from stepspec.evaluation.records import ResultRow
+from stepspec.evaluation.records import ResultRow
 
 SECONDS_BETWEEN_LINES = 10.0
 NARROW, WIDE = 60, 100

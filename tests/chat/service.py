@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from stepspec.api.loading import Pair
-from stepspec.cli.listening import listening_sockets
+from stepspec.cli.sockets import listening_sockets
 from stepspec.serve import Settings, create_app
 from stepspec.serve.server import Server, Serving
 

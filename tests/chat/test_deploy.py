@@ -20,7 +20,7 @@ from service import serving
 from typer.testing import CliRunner
 
 from stepspec.cli import app
-from stepspec.cli.listening import listening_sockets
+from stepspec.cli.sockets import listening_sockets
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 KEY = "sk-0123456789abcdef"

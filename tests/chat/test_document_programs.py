@@ -113,7 +113,7 @@ def test_the_service_program_gets_an_answer(run: Run) -> None:
 def test_the_default_port_is_that_of_the_documents() -> None:
     import inspect
 
-    from stepspec.cli.serving import serve_models
+    from stepspec.cli.serve import main as serve_models
 
     defaults: dict[str, Any] = {
         name: value.default for name, value in inspect.signature(serve_models).parameters.items()

@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepspec.cli import app
-from stepspec.cli.listening import listening_sockets
+from stepspec.cli.sockets import listening_sockets
 from stepspec.errors import UsageError
 
 CHAT = "/v1/chat/completions"

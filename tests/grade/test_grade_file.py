@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.cli.grading import grade_file
+from stepspec.cli.grade import main as grade_file
 from stepspec.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from make_runs import make_run
 from markdown_it import MarkdownIt
 from typer.testing import CliRunner, Result
 
-from stepspec.cli.reporting import report_runs
+from stepspec.cli.report import main as report_runs
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.running import summarise
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.api.describing import PairFacts, pair_facts
 from stepspec.api.loading import load_pair
 from stepspec.base.files import list_data_files
-from stepspec.cli.describing import lines_of
+from stepspec.cli.models import lines_of
 
 SIZE = 96
 

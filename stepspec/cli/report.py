@@ -2,23 +2,39 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepspec.base.extras import from_extra
+from stepspec.base.file_model import load_toml
 from stepspec.base.files import write_text
 from stepspec.cli.output import show
 from stepspec.errors import UsageError
+from stepspec.evaluation.records import Summary
+from stepspec.evaluation.runs import (
+    find_runs,
+    has_gone_on,
+    iter_blocks,
+    iter_failures,
+    iter_rows,
+    read_run,
+    read_summary,
+)
 
-if TYPE_CHECKING:
-    from stepspec.evaluation.records import Summary
-    from stepspec.evaluation.report.source import Source
+with from_extra("eval", "stepspec report"):
+    from stepspec.evaluation.calibrate.storing import read_results
+    from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
+    from stepspec.evaluation.report.markdown import markdown_report
+    from stepspec.evaluation.report.page import make_page
+    from stepspec.evaluation.report.prices import Prices
+    from stepspec.evaluation.report.source import Source, read_source, settings_of
+    from stepspec.evaluation.report.tables import full_table
+    from stepspec.evaluation.running import summarise
 
 
-def report_runs(
+def main(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps with a run in each subfolder.")
     ],
@@ -35,12 +51,6 @@ def report_runs(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show the results of runs: a table in the terminal, a Markdown file and an HTML page."""
-    _require_extras()
-    from stepspec.evaluation.calibrate.storing import read_results
-    from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
-    from stepspec.evaluation.report.page import make_page
-    from stepspec.evaluation.report.tables import full_table
-
     reports = {folder: _read(folder, prices, traces) for folder in dict.fromkeys(runs)}
     calibrations = {folder: found for folder in reports if (found := read_results(folder)) is not None}
     everything = [source for sources in reports.values() for source in sources]
@@ -60,19 +70,7 @@ def report_runs(
             typer.launch(file.resolve().as_uri())
 
 
-def _require_extras() -> None:
-    with from_extra("eval", "stepspec report"):
-        for name in ("jinja2", "matplotlib", "scipy"):
-            if find_spec(name) is None:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
-    from stepspec.base.file_model import load_toml
-    from stepspec.evaluation.report.prices import Prices
-    from stepspec.evaluation.report.source import read_source
-    from stepspec.evaluation.runs import find_runs
-
+def _read(folder: Path, prices: Path | None, traces: bool) -> list[Source]:
     table = None if prices is None else load_toml(prices, Prices)[0]
     summaries = {run: _summary_of(run) for run in find_runs(folder)}
     begun = {run: summary for run, summary in summaries.items() if summary.policies}
@@ -83,11 +81,8 @@ def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
     return [read_source(run, summary, traces=traces, prices=table) for run, summary in begun.items()]
 
 
-def _summary_of(folder: Path) -> "Summary":
+def _summary_of(folder: Path) -> Summary:
     """Return the stored summary, or one computed from the rows if the summary is missing or older than the rows."""
-    from stepspec.evaluation.running import summarise
-    from stepspec.evaluation.runs import has_gone_on, iter_blocks, iter_failures, iter_rows, read_run, read_summary
-
     summary = read_summary(folder)
     if summary is None or has_gone_on(folder, summary):
         run = read_run(folder)
@@ -95,15 +90,11 @@ def _summary_of(folder: Path) -> "Summary":
     return summary
 
 
-def _settings(sources: "Sequence[Source]") -> list[str]:
-    from stepspec.evaluation.report.source import settings_of
-
+def _settings(sources: Sequence[Source]) -> list[str]:
     return settings_of([source.run for source in sources], [source.folder for source in sources])
 
 
-def _markdown(sources: "Sequence[Source]") -> list[str]:
-    from stepspec.evaluation.report.markdown import markdown_report
-
+def _markdown(sources: Sequence[Source]) -> list[str]:
     return [
         markdown_report(source.run, source.summary, setting=setting, extras=source.extras)
         for source, setting in zip(sources, _settings(sources), strict=True)

@@ -9,8 +9,11 @@ import typer
 from stepspec.base.extras import from_extra
 from stepspec.errors import UsageError
 
+with from_extra("serve", "stepspec key"):
+    from stepspec.serve.keys import MAX_NAME, KeyTable, key_hash, new_key
 
-def create_key(
+
+def main(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client in logs.", show_default=False)],
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Limit of its requests.")] = None,
     tokens_per_minute: Annotated[
@@ -27,8 +30,6 @@ def create_key(
 
     stepspec key ci >> keys.toml adds it to a file, whose first line must be `version = 1`.
     """
-    with from_extra("serve", "stepspec key"):
-        from stepspec.serve.keys import MAX_NAME, KeyTable, key_hash, new_key
     if not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"The name of a key must have 1 to {MAX_NAME} characters, got {len(name)}.")
     if group is not None and not 1 <= len(group) <= MAX_NAME:

@@ -4,20 +4,19 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from stepspec.api.describing import ModelFacts, PairFacts, Thinking, pair_facts
+from stepspec.api.loading import load_pair
 from stepspec.base.printable import printable
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 
-if TYPE_CHECKING:
-    from stepspec.api.describing import ModelFacts, PairFacts, Thinking
 
-
-def describe_models(
+def main(
     target: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help=f"The model, as the target of a pair, {MODEL_HELP}")
     ] = None,
@@ -29,9 +28,6 @@ def describe_models(
 
     The models are loaded, but generate nothing. `stepspec advise` measures whether speculation pays.
     """
-    from stepspec.api.describing import pair_facts
-    from stepspec.api.loading import load_pair
-
     if pair is not None and (target or draft):
         raise UsageError("--pair names both models. Leave out the model and --draft, or --pair.")
     loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
@@ -43,7 +39,7 @@ def describe_models(
     write_results(asdict(facts), json_file)
 
 
-def lines_of(facts: "PairFacts") -> Iterator[str]:
+def lines_of(facts: PairFacts) -> Iterator[str]:
     """Return the lines that the command prints."""
     yield from _about("Target", facts.target)
     if facts.draft is not None:
@@ -59,7 +55,7 @@ def lines_of(facts: "PairFacts") -> Iterator[str]:
         yield f"  {name:22}{problem or (f'runs. {note}' if note else 'runs')}"
 
 
-def _about(role: str, model: "ModelFacts") -> Iterator[str]:
+def _about(role: str, model: ModelFacts) -> Iterator[str]:
     yield f"{role}: {model.name}"
     memory = {use: num_bytes for use, num_bytes in model.memory_bytes.items() if num_bytes}
     yield from _rows(
@@ -78,7 +74,7 @@ def _about(role: str, model: "ModelFacts") -> Iterator[str]:
     )
 
 
-def _thinking(model: "ModelFacts") -> str:
+def _thinking(model: ModelFacts) -> str:
     if not model.has_template:
         return "unknown: the model has no chat template, so it cannot answer questions"
     if model.thinking is None:
@@ -86,7 +82,7 @@ def _thinking(model: "ModelFacts") -> str:
     return "; ".join(_parts(model.thinking))
 
 
-def _parts(thinking: "Thinking") -> Iterator[str]:
+def _parts(thinking: Thinking) -> Iterator[str]:
     where = "by its chat template" if thinking.opened_by == "template" else "by stepspec"
     yield f"format {thinking.format}"
     yield f"opened with {thinking.opening!r} {where}" if thinking.starts_open else "closed by its chat template"
@@ -103,7 +99,7 @@ def _arguments(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
 
 
-def _together(facts: "PairFacts") -> Mapping[str, str]:
+def _together(facts: PairFacts) -> Mapping[str, str]:
     assert facts.draft is not None
     ours, theirs = (each.thinking and each.thinking.format for each in (facts.target, facts.draft))
     passing = f"{ours or 'unmarked'} and {theirs or 'unmarked'}; steps pass as text"

@@ -5,15 +5,14 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepspec.base.files import write_text
-from stepspec.cli.advising import check_policy_file
-from stepspec.cli.completing import names_of
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.advise import check_policy_file
+from stepspec.cli.completion import names_of
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
@@ -30,20 +29,31 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import show
 from stepspec.cli.progress import make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepspec.evaluation.benchmark import Benchmark, GraderKind
-    from stepspec.evaluation.calibrate import Calibrated
-    from stepspec.evaluation.running import Executor
+from stepspec.evaluation.benchmark import Benchmark, GraderKind
+from stepspec.evaluation.calibrate import (
+    Budget,
+    Calibrated,
+    Plan,
+    Watcher,
+    calibrate,
+    check_policy,
+    load_task,
+)
+from stepspec.evaluation.calibrate.calibrating import calibration_split
+from stepspec.evaluation.calibrate.storing import STARTED
+from stepspec.evaluation.policy_files import is_generated
+from stepspec.evaluation.report.calibration import calibration_table
+from stepspec.evaluation.running import Executor, load_benchmark
+from stepspec.loop.policy import load_policy
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def calibrate_policy(
+def main(
     benchmark: Annotated[
         str,
         typer.Argument(
@@ -96,12 +106,6 @@ def calibrate_policy(
     worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
-    require_extras()
-    from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
-    from stepspec.evaluation.calibrate.storing import STARTED
-    from stepspec.evaluation.policy_files import is_generated
-    from stepspec.loop.policy import load_policy
-
     _check_shares(max_loss, confidence)
     seconds = None if budget is None else _seconds(budget)
     if temperature is not None:
@@ -131,7 +135,7 @@ def calibrate_policy(
     specs = judge_specs(judge, set(wanted.judge_models))
     load = loader(target, draft, specs, ray, pair=pair, notes=False, judge_names=wanted.judge_models)
 
-    async def run(executor: "Executor") -> "tuple[Calibrated, str]":
+    async def run(executor: Executor) -> tuple[Calibrated, str]:
         async with executor:
             task = await load_task(name, spec, data, text, executor, plan)
             with make_meter() as meter:
@@ -174,11 +178,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _problems(benchmark: str, grader: str | None, split: str | None) -> "tuple[str, Benchmark, Path | None]":
+def _problems(benchmark: str, grader: str | None, split: str | None) -> tuple[str, Benchmark, Path | None]:
     """Return the name of the problems, their benchmark, and the user's file if they are in one."""
-    from stepspec.evaluation.calibrate.calibrating import calibration_split
-    from stepspec.evaluation.running import load_benchmark
-
     if benchmark.lower().endswith(DATA_SUFFIXES):
         if split is not None:
             raise UsageError("--split is for a benchmark. All questions of a FILE are used.")
@@ -194,7 +195,5 @@ def _problems(benchmark: str, grader: str | None, split: str | None) -> "tuple[s
     return name, calibration_split(name, spec, split), None
 
 
-def _print_results(results: "Calibrated") -> None:
-    from stepspec.evaluation.report.calibration import calibration_table
-
+def _print_results(results: Calibrated) -> None:
     show(calibration_table(results), *(f"- {sentence}" for sentence in results.sentences))

@@ -2,18 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.errors import UsageError
+from stepspec.evaluation.compare import Comparison, compare
+from stepspec.evaluation.compare.tables import differences_table, policy_table
+from stepspec.evaluation.runs import find_runs, iter_rows, read_run
 
-if TYPE_CHECKING:
-    from stepspec.evaluation.compare import Comparison
 
-
-def compare_runs(
+def main(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another run.")],
     policy: Annotated[
@@ -27,9 +27,6 @@ def compare_runs(
     json_file: JsonOption = None,
 ) -> None:
     """Compare two runs problem by problem: accuracy, speed, and the conditions that differ."""
-    from stepspec.evaluation.compare import compare
-    from stepspec.evaluation.runs import iter_rows, read_run
-
     a, b = _one_run(a), _one_run(b)
     run_a, run_b = read_run(a), read_run(b)
     comparison = compare(run_a, iter_rows(a), run_b, iter_rows(b), policy or (), force=force)
@@ -38,17 +35,13 @@ def compare_runs(
 
 
 def _one_run(folder: Path) -> Path:
-    from stepspec.evaluation.runs import find_runs
-
     runs = find_runs(folder)
     if len(runs) > 1:
         raise UsageError(f"{folder} contains several runs; give one of them: {', '.join(map(str, runs))}.")
     return runs[0]
 
 
-def _show(comparison: "Comparison", a: Path, b: Path) -> None:
-    from stepspec.evaluation.compare.tables import differences_table, policy_table
-
+def _show(comparison: Comparison, a: Path, b: Path) -> None:
     if comparison.warning:
         print(f"Warning: {comparison.warning}", file=sys.stderr, flush=True)
     for letter, folder, run in (("A", a, comparison.a), ("B", b, comparison.b)):

@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepspec.base.files import write_text
-from stepspec.cli.evaluating import require_extras
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     MaxTokensOption,
@@ -30,18 +29,27 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.cli.progress import make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepspec.evaluation.advise import Findings, Plan
-    from stepspec.evaluation.running import Executor
+from stepspec.evaluation.advise import (
+    Findings,
+    Plan,
+    Watcher,
+    advise,
+    choose_prompts,
+    no_prompts,
+    read_prompts,
+    refuse_strangers,
+)
+from stepspec.evaluation.advise.tables import costs_table, policies_table
+from stepspec.evaluation.policy_files import generated_comments, with_comments
+from stepspec.evaluation.running import Executor
 
 COMMENT_WIDTH = 118
 
 
-def advise(
+def main(
     data: Annotated[
         Path,
         typer.Option(
@@ -71,9 +79,6 @@ def advise(
     worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Measure on your own prompts whether speculation pays, and write the policy to use."""
-    require_extras()
-    from stepspec.evaluation.advise import no_prompts, read_prompts, refuse_strangers
-
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)
     check_policy_file(policy_file, force)
     # Report errors in the request before a model loads, which can take minutes.
@@ -87,7 +92,7 @@ def advise(
         resumable(folder, chosen_by_us=output is None),
     ):
         findings = asyncio.run(_measured(executor, data, limit, plan, folder))
-    text = _policy_text(findings)
+    text = policy_text(findings)
     write_text(policy_file, text)
     _print_report(findings, folder, policy_file)
     write_results(findings, json_file)
@@ -97,9 +102,7 @@ def advise(
     _print_settling_command(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)
 
 
-def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "Plan":
-    from stepspec.evaluation.advise import Plan
-
+def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> Plan:
     loads = sorted(numbers("--concurrency", concurrency, int))
     if loads[0] < 1:
         raise UsageError(f"--concurrency is {loads[0]}; it must be at least 1.")
@@ -123,20 +126,16 @@ def check_policy_file(file: Path, force: bool) -> None:
         raise UsageError(f"The folder {file.parent.resolve()} is not writable. Choose another --policy-file.")
 
 
-async def _measured(executor: "Executor", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
+async def _measured(executor: Executor, data: Path, limit: int, plan: Plan, folder: Path) -> Findings:
     """Run the experiment and return its findings. Frees the models at the end."""
-    from stepspec.evaluation.advise import Watcher, choose_prompts
-    from stepspec.evaluation.advise import advise as find_advice
-
     async with executor:
         prompts = await choose_prompts(data, executor, limit)
         with make_meter() as meter:
-            return await find_advice(executor, prompts, plan, folder, Watcher(meter.begin, meter.show))
+            return await advise(executor, prompts, plan, folder, Watcher(meter.begin, meter.show))
 
 
-def _policy_text(findings: "Findings") -> str:
-    from stepspec.evaluation.policy_files import generated_comments, with_comments
-
+def policy_text(findings: Findings) -> str:
+    """Return the text of the policy file, whose comments say for what it was advised, and why."""
     sentences = [
         f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.",
         *findings.advice.sentences,
@@ -146,13 +145,11 @@ def _policy_text(findings: "Findings") -> str:
     return with_comments(text, [*lines, *generated_comments(text)])
 
 
-def _models(findings: "Findings") -> str:
+def _models(findings: Findings) -> str:
     return " and ".join(engine.name for engine in findings.engines.values() if engine is not None)
 
 
-def _print_report(findings: "Findings", folder: Path, policy_file: Path) -> None:
-    from stepspec.evaluation.advise.tables import costs_table, policies_table
-
+def _print_report(findings: Findings, folder: Path, policy_file: Path) -> None:
     show(costs_table(findings))
     for load in findings.loads:
         show("", policies_table(load, graded=findings.prompts.graded))
@@ -165,7 +162,7 @@ def _options(given: Mapping[str, str | Path | float | None]) -> list[str]:
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
-def _print_settling_command(findings: "Findings", given: Sequence[str], limit: int, policy_file: Path) -> None:
+def _print_settling_command(findings: Findings, given: Sequence[str], limit: int, policy_file: Path) -> None:
     """Print the command that determines whether a faster policy keeps the answers."""
     unproven = findings.loads[0].named(findings.advice.unproven or "")
     if unproven is None or unproven.num_to_know is None or unproven.loss_upper is None:

@@ -10,29 +10,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal, cast, get_args
 
 import typer
+from rich import box
+from rich.table import Table
 
 from stepspec.base.strict_json import read_json
-from stepspec.cli.completing import one_of
-from stepspec.cli.evaluating import require_extras
+from stepspec.cli.completion import one_of
 from stepspec.cli.output import show
 from stepspec.errors import UsageError, unknown_name
+from stepspec.evaluation.grade import Grade, GraderKind, Grading, Status
+from stepspec.evaluation.stats import Share
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from stepspec.evaluation.grade import Grade, GraderKind, Grading
-
-KINDS: tuple["GraderKind", ...] = ("integer", "number", "math")
+KINDS: tuple[GraderKind, ...] = ("integer", "number", "math")
 PREDICTION_KEYS = ("prediction", "output", "response", "text")
 GOLD_KEYS = ("gold", "answer", "target", "reference")
 AHEAD_PER_WORKER = 16
 """Rows read ahead for each worker. The limit bounds the memory."""
 
 
-def grade_file(
+def main(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl file with predictions and gold answers.")],
     grader: Annotated[
         str, typer.Option("--grader", metavar="KIND", help="integer, number or math.", autocompletion=one_of(KINDS))
@@ -56,9 +54,6 @@ def grade_file(
 
     A row whose "finish_reason" is "length" was cut off: the end of its text does not count as an answer.
     """
-    require_extras()
-    from stepspec.evaluation.grade import Grading
-
     if grader not in KINDS:
         raise UsageError(unknown_name("grader", grader, KINDS))
     if output is not None and output.resolve() == file.resolve():
@@ -103,7 +98,7 @@ def _open_file(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
 
 
 def _read_rows(
-    lines: BinaryIO, file: Path, grading: "Grading", prediction: str | None, gold: str | None
+    lines: BinaryIO, file: Path, grading: Grading, prediction: str | None, gold: str | None
 ) -> Iterator[_Row]:
     """Yield the rows, each checked when it is read. A bad line raises an error with its line number."""
     for number, line in enumerate(lines, 1):
@@ -116,7 +111,7 @@ def _read_rows(
             yield _parse_row(text, number, where, grading, (prediction, gold))
 
 
-def _parse_row(line: str, number: int, where: str, grading: "Grading", keys: tuple[str | None, str | None]) -> _Row:
+def _parse_row(line: str, number: int, where: str, grading: Grading, keys: tuple[str | None, str | None]) -> _Row:
     try:
         row: Any = read_json(line)
     except ValueError as error:
@@ -147,7 +142,7 @@ def _value(fields: Mapping[str, Any], key: str | None, known: Sequence[str], wha
     return value
 
 
-def _graded(rows: Iterator[_Row], grading: "Grading", num_workers: int) -> "Iterator[tuple[_Row, Grade]]":
+def _graded(rows: Iterator[_Row], grading: Grading, num_workers: int) -> Iterator[tuple[_Row, Grade]]:
     """Yield the grades in the order of the rows, with a bounded number of gradings in progress."""
     waiting: deque[tuple[_Row, Future[Grade]]] = deque()
     with ThreadPoolExecutor(num_workers) as threads:
@@ -170,7 +165,7 @@ class _Tally:
         self._correct, self._rows = Counter[tuple[str, Any]](), Counter[tuple[str, Any]]()
         """By problem. Rows with the same id are runs of one problem and are not independent."""
 
-    def add(self, row: _Row, grade: "Grade") -> None:
+    def add(self, row: _Row, grade: Grade) -> None:
         self.n += 1
         (problem,) = row.name.items()
         self._rows[problem] += 1
@@ -179,14 +174,7 @@ class _Tally:
         self._methods["found by", grade.found_by or "nothing"] += 1
         self._methods["decided by", grade.decided_by or "nothing"] += 1
 
-    def table(self) -> "Table":
-        from typing import get_args
-
-        from rich import box
-        from rich.table import Table
-
-        from stepspec.evaluation.grade import Status
-
+    def table(self) -> Table:
         table = Table(box=box.SIMPLE)
         for title in ("", "rows", "share"):
             table.add_column(title, justify="right" if title else "left")
@@ -201,8 +189,6 @@ class _Tally:
 
     def sentence(self, seconds: float) -> str:
         """Return a sentence with the accuracy, its interval and the gradings per second."""
-        from stepspec.evaluation.stats import Share
-
         problems = list(self._rows)
         share = Share.pooled([self._correct[each] for each in problems], [self._rows[each] for each in problems])
         low, high = share.interval()

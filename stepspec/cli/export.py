@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from stepspec.evaluation.export import export
+from stepspec.evaluation.runs import find_runs
 
-def export_run(
+
+def main(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one or several runs.")],
     to: Annotated[
         str,
@@ -15,9 +18,6 @@ def export_run(
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder. Default: RUN/FORMAT.")] = None,
 ) -> None:
     """Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy."""
-    from stepspec.evaluation.export import export
-    from stepspec.evaluation.runs import find_runs
-
     runs = find_runs(run)
     for each in runs:
         folder = output / each.name if output and len(runs) > 1 else output

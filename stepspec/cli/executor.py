@@ -5,23 +5,21 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepspec.api.loading import Pair, choose_models, load_pair, with_kind
 from stepspec.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepspec.api.loading import Pair
-    from stepspec.evaluation.running import Executor
+from stepspec.evaluation.running import Executor, Local
 
 
 @contextmanager
 def executor_for(
-    load: "Callable[[], Pair]",
+    load: Callable[[], Pair],
     ray: str | None,
     workers: int | None,
     cpus: float | None,
     gpus: float | None,
-) -> "Generator[Executor]":
+) -> Generator[Executor]:
     """Yield the executor that the options of a command ask for. Locally, the models load now.
 
     Args:
@@ -35,8 +33,6 @@ def executor_for(
         given = {"--workers": workers, "--worker-cpus": cpus, "--worker-gpus": gpus}
         if named := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{named[0]} is for a Ray cluster. Add --ray ADDRESS, or leave it out.")
-        from stepspec.evaluation.running import Local
-
         print("Loading the models.", file=sys.stderr)
         yield Local(load())
         return
@@ -53,13 +49,11 @@ def _workers(number: int) -> str:
 
 def loader(
     target: str | None, draft: str | None, judges: Mapping[str, str], ray: str | None, **given: Any
-) -> "Callable[[], Pair]":
+) -> Callable[[], Pair]:
     """Return a function that loads a pair, here or on a cluster. Arguments are those of `load_pair`.
 
     Folders of models must have the same paths on all machines of a cluster.
     """
-    from stepspec.api.loading import choose_models, load_pair
-
     if ray is None:
         return partial(load_pair, target, draft, judges=judges, **given)
     if target is not None or draft is not None:
@@ -71,8 +65,6 @@ def loader(
 
 def _absolute(spec: str) -> str:
     """Return a spec string with an absolute path, if it names a folder of this machine."""
-    from stepspec.api.loading import with_kind
-
     kind, _, model = with_kind(spec).partition(":")
     path, mark, options = model.partition("?")
     if kind in ("http", "https") or not path or not Path(path).is_dir():

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepspec.base.printable import printable
-from stepspec.cli.completing import names_of
-from stepspec.cli.executing import executor_for, loader
+from stepspec.cli.completion import names_of
+from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
@@ -33,19 +33,33 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import show
 from stepspec.cli.progress import Meter, make_meter
-from stepspec.cli.stopping import resumable
+from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepspec.evaluation.benchmark import Benchmark
-    from stepspec.evaluation.records import RunRecord, Summary
-    from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
+from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
+from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.report import closing_table, nodes_in_words
+from stepspec.evaluation.running import (
+    Evaluation,
+    Executor,
+    Grader,
+    Keeping,
+    LoadedPolicy,
+    Part,
+    ProblemSet,
+    RunFolder,
+    Settings,
+    conditions,
+    fit_policies,
+    load_benchmark,
+    load_policies,
+    load_problems,
+)
 
 DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
 
 
-def evaluate_policies(
+def main(
     benchmark: Annotated[
         str,
         typer.Argument(
@@ -98,16 +112,6 @@ def evaluate_policies(
     worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
-    require_extras()
-    from stepspec.evaluation.running import (
-        Keeping,
-        Part,
-        RunFolder,
-        load_benchmark,
-        load_policies,
-        load_problems,
-    )
-
     name, spec = load_benchmark(benchmark)
     settings, own_part = _settings(spec, concurrency, temperature, seed, max_tokens, repeats), Part.parse(part)
     requested = load_policies(policy or DEFAULT_POLICIES)
@@ -134,30 +138,18 @@ def evaluate_policies(
     ):
         summaries = asyncio.run(comparison.run_all(executor, runs))
     num_rows = len(problems.problems) * len(summaries[0][1].policies) * (repeats or spec.default_repeats)
-    _print_tables([summary for summary, _ in summaries], folder, num_rows)
-
-
-def require_extras() -> None:
-    """Check that the packages for statistics and grading are installed.
-
-    Raises:
-        MissingExtraError: a package is missing; the message says what to install.
-    """
-    import stepspec.evaluation.grade  # pyright: ignore[reportUnusedImport]
-    import stepspec.evaluation.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    print_tables([summary for summary, _ in summaries], folder, num_rows)
 
 
 def _settings(
-    benchmark: "Benchmark",
+    benchmark: Benchmark,
     concurrency: str,
     temperature: str | None,
     seed: int,
     max_tokens: int | None,
     repeats: int | None,
-) -> "list[Settings]":
+) -> list[Settings]:
     """Return one setting for each combination of concurrency and temperature."""
-    from stepspec.evaluation.running import Settings
-
     loads = numbers("--concurrency", concurrency, int)
     if min(loads) < 1:
         raise UsageError(f"--concurrency is {min(loads)}; it must be at least 1.")
@@ -168,7 +160,7 @@ def _settings(
     return [Settings(seed, load, each, max_tokens, repeats) for load, each in product(loads, temperatures)]
 
 
-def _folder_of(setting: "Settings", folder: Path, num_settings: int) -> Path:
+def _folder_of(setting: Settings, folder: Path, num_settings: int) -> Path:
     """Return the folder of one setting: the folder itself, or a subfolder if there are several settings."""
     if num_settings == 1:
         return folder
@@ -180,18 +172,16 @@ class _Comparison:
     """A benchmark with its problems, and the policies that the user asked for."""
 
     name: str
-    benchmark: "Benchmark"
-    problems: "ProblemSet"
-    policies: "Mapping[str, LoadedPolicy]"
+    benchmark: Benchmark
+    problems: ProblemSet
+    policies: Mapping[str, LoadedPolicy]
     leave_out: bool
     """Whether to leave out a policy that the models cannot run, instead of raising an error."""
 
     async def run_all(
-        self, executor: "Executor", runs: "Sequence[tuple[Settings, Keeping]]"
-    ) -> "list[tuple[Summary, RunRecord]]":
+        self, executor: Executor, runs: Sequence[tuple[Settings, Keeping]]
+    ) -> list[tuple[Summary, RunRecord]]:
         """Execute the runs one after the other, and return their summaries and conditions."""
-        from stepspec.evaluation.running import fit_policies
-
         policies, leave_out = self.policies, self.leave_out
         async with executor:
             fitted = await executor.call(lambda pair: fit_policies(policies, pair, leave_out=leave_out))
@@ -202,11 +192,9 @@ class _Comparison:
                 return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
 
     async def _certificate_notes(
-        self, executor: "Executor", policies: "Mapping[str, LoadedPolicy]", settings: "Sequence[Settings]"
+        self, executor: Executor, policies: Mapping[str, LoadedPolicy], settings: Sequence[Settings]
     ) -> list[str]:
         """Return a sentence for each policy whose certificate does not hold under a setting."""
-        from stepspec.evaluation.benchmark import wording_version
-
         sampling = self.benchmark.sampling
         models, template = await executor.call(lambda pair: (pair.by_role, pair.template_sha256))
         notes = [
@@ -231,15 +219,12 @@ class _Comparison:
 
     async def _run(
         self,
-        executor: "Executor",
-        policies: "Mapping[str, LoadedPolicy]",
-        setting: "Settings",
-        keeping: "Keeping",
+        executor: Executor,
+        policies: Mapping[str, LoadedPolicy],
+        setting: Settings,
+        keeping: Keeping,
         meter: Meter,
-    ) -> "tuple[Summary, RunRecord]":
-        from stepspec.evaluation.benchmark import asked
-        from stepspec.evaluation.running import Evaluation, Grader, conditions
-
+    ) -> tuple[Summary, RunRecord]:
         run = await executor.call(partial(conditions, self.name, self.benchmark, self.problems, policies, setting))
         meter.begin(keeping.folder.name)
         task = Evaluation(
@@ -253,10 +238,8 @@ class _Comparison:
         return await executor.evaluate(task, self.problems.problems, on_row=meter.show), run
 
 
-def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -> None:
+def print_tables(summaries: Sequence[Summary], folder: Path, num_rows: int) -> None:
     """Print a table for each run. A complete run has `num_rows` rows."""
-    from stepspec.evaluation.report import closing_table, nodes_in_words
-
     for summary in summaries:
         load = f"concurrency {summary.concurrency}, temperature {summary.temperature:g}"
         show(closing_table(summary, setting=load if len(summaries) > 1 else ""))
@@ -270,16 +253,3 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
         if summary.num_rows is not None and summary.num_rows + failed < num_rows:
             show(f"{summary.num_rows:,} of {num_rows:,} rows are finished. Other parts of the run are missing.")
     print(f"Stored in {folder}. To see a report: stepspec report {shlex.quote(str(folder))}")
-
-
-def merge_runs(
-    parts: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders with parts of one run.")],
-    output: Annotated[Path, typer.Option(help="Folder for the merged run.")],
-) -> None:
-    """Merge the parts of a run that several processes or machines made."""
-    require_extras()
-    from stepspec.evaluation.running import merge
-    from stepspec.evaluation.runs import read_run
-
-    summary, run = merge(parts, output), read_run(output)
-    _print_tables([summary], output, run.num_problems * len(run.policies) * run.num_repeats)

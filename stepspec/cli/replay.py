@@ -2,22 +2,21 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from stepspec.cli.completing import names_of
-from stepspec.cli.evaluating import require_extras
+from stepspec.base.files import find_data_file
+from stepspec.cli.completion import names_of
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
+from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
+from stepspec.evaluation.replay.path import make_path
+from stepspec.loop.policy import Policy, load_policy
 
-if TYPE_CHECKING:
-    from stepspec.evaluation.replay import Replayed
-    from stepspec.loop.policy import Policy
 
-
-def replay_run(
+def main(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --record.")],
     policy: Annotated[
         list[str],
@@ -37,12 +36,6 @@ def replay_run(
     json_file: JsonOption = None,
 ) -> None:
     """Estimate the speed of policies from the recorded steps of a run, in seconds and without a model."""
-    require_extras()
-    from stepspec.base.files import find_data_file
-    from stepspec.evaluation.replay import front, read_costs, read_recordings, replay
-    from stepspec.evaluation.replay.path import make_path
-    from stepspec.loop.policy import load_policy
-
     hardware = None if costs is None else read_costs(costs)
     policies: dict[str, Policy] = {}
     for each in policy:
@@ -66,7 +59,7 @@ def replay_run(
     finish([_table(replayed, best), *_notes(replayed, sweep=sweep)], conditions | {"policies": shown}, json_file)
 
 
-def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
+def _table(replayed: list[Replayed], best: list[str]) -> Table:
     table = Table("policy", "speedup", "vs token", "steps accepted", "same texts", "departure", "front")
     for each in replayed:
         interval = "" if each.speedup_ci is None else " [{:.2f}, {:.2f}]".format(*each.speedup_ci)
@@ -82,7 +75,7 @@ def _table(replayed: "list[Replayed]", best: list[str]) -> Table:
     return table
 
 
-def _notes(replayed: "list[Replayed]", *, sweep: bool) -> list[str]:
+def _notes(replayed: list[Replayed], *, sweep: bool) -> list[str]:
     notes = [
         f"{replayed[0].num_requests:,} requests. 'same texts' is the share of them in which a policy decides as the "
         "recorded one did. The rest is an estimate: the text would have gone on otherwise. 'departure' is how unlikely "

@@ -12,10 +12,11 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 from rich.text import Text
 
+from stepspec.api.session import StepSpec
 from stepspec.base.printable import printable
 from stepspec.base.strict_json import read_json
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.cli.completing import one_of
+from stepspec.cli.completion import one_of
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
@@ -37,7 +38,7 @@ WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
 
 
-def answer_question(
+def main(
     question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -150,8 +151,6 @@ def answer_question(
     )
     if logprobs and json_file is None:
         raise UsageError("--logprobs is only for --json. Add --json FILE.")
-    from stepspec.api.session import StepSpec
-
     judges = judge_specs(judge, load_policy(policy)[0].judge_models)
 
     if quiet:

@@ -16,8 +16,8 @@ from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.printable import printable
 from stepspec.base.strict_json import MAX_BODY_BYTES
-from stepspec.cli.listening import check_exposure, check_origins, check_proxies, check_tls, listening_sockets
 from stepspec.cli.options import DraftOption, JudgeOption, PolicyOption, TargetOption, judge_specs
+from stepspec.cli.sockets import check_exposure, check_origins, check_proxies, check_tls, listening_sockets
 from stepspec.errors import StepSpecError
 from stepspec.loop.policy import load_policy
 
@@ -35,7 +35,7 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-def serve_models(
+def main(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: Annotated[

@@ -10,9 +10,21 @@ from stepspec.cli.options import SeedOption, numbers
 from stepspec.cli.output import JsonOption, show, write_results
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
+from stepspec.sizing.costs import read_costs
+from stepspec.sizing.planning import (
+    MAX_AGENTS,
+    Plan,
+    Sizing,
+    Wanted,
+    alone_p95_s,
+    check_wanted,
+    plan_agents,
+    plan_gpus,
+)
+from stepspec.sizing.tables import assumptions, placement, plans_table
 
 
-def size_service(
+def main(
     costs: Annotated[Path, typer.Option(metavar="FILE", help="Costs, as `stepspec costs service` writes them.")],
     agents: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Concurrent agents. Optional with --gpus.")
@@ -36,10 +48,6 @@ def size_service(
     json_file: JsonOption = None,
 ) -> None:
     """Find the number of replicas for a number of concurrent agents, from measured costs and simulations."""
-    from stepspec.sizing.costs import read_costs
-    from stepspec.sizing.planning import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
-    from stepspec.sizing.tables import assumptions, placement, plans_table
-
     counts = _agents(agents, gpus)
     found = read_costs(costs)
     most = max_running or min(found.busiest.concurrency, found.max_running)
@@ -76,8 +84,6 @@ def size_service(
 
 
 def _agents(text: str | None, gpus: int | None) -> list[int]:
-    from stepspec.sizing.planning import MAX_AGENTS
-
     if text is None:
         if gpus is None:
             raise UsageError("Give --agents N, or --gpus to find the most agents that they can serve.")

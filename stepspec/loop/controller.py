@@ -106,9 +106,8 @@ def _result(request: Request) -> Result:
         limits.cut()
     elif answer.incomplete:
         reason = "length"
-    hides_cached = (
-        request.options.cache_salt is not None and "forget" not in request.target.abilities
-    )  # they may be of another key
+    salt = request.options.cache_salt
+    hides_cached = salt is not None and "forget" not in request.target.abilities  # they may be of another key
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,

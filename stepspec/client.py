@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 from stepspec.api.session import check_open, one_conversation
 from stepspec.base.extras import from_extra
@@ -23,7 +23,7 @@ from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.loop.limits import cut_off, end_of
-from stepspec.loop.options import Options, RequestOptions, check_patience
+from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.step import (
     Counts,
     Done,
@@ -99,7 +99,7 @@ class RemoteStepSpec:
 
     @known_options
     async def stream(
-        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Any
     ) -> AsyncGenerator[Event, None]:
         """Answer a question and yield its events. Arguments are those of `StepSpec.stream`.
 
@@ -164,7 +164,7 @@ class RemoteStepSpec:
         self,
         questions: Sequence[str | Sequence[Message]],
         options: RequestOptions | None = None,
-        **changes: Unpack[Options],
+        **changes: Any,
     ) -> list[Result]:
         """Answer questions concurrently. Arguments and errors are those of `stream`.
 
@@ -174,7 +174,7 @@ class RemoteStepSpec:
 
     @known_options
     async def generate(
-        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Any
     ) -> Result:
         """Answer a question and return the result. Arguments and errors are those of `stream`."""
         async with aclosing(self.stream(question, options, **changes)) as events:
@@ -182,6 +182,15 @@ class RemoteStepSpec:
                 if isinstance(event, Done):
                     return event.result
         raise AssertionError("a request ends with Done or an error")
+
+
+RENAMED: Mapping[str, str] = {"max_tokens": "max_completion_tokens", "max_thinking_tokens": "thinking_token_budget"}
+"""Fields of the service for options that have another name there."""
+CONVERTED = frozenset(
+    {"prompt", "sampling", "max_thinking_s", "deadline_s", "json_schema", "policy"}
+    | {"tools", "tool_choice", "parallel_tool_calls"}
+)
+"""Options that are not a single field of the service."""
 
 
 def _fields(options: RequestOptions) -> dict[str, Any]:
@@ -207,21 +216,11 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
     if options.json_schema is not None:
         schema = {"name": "answer", "schema": dict(options.json_schema)}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    limits = {
-        "max_completion_tokens": options.max_tokens,
-        "thinking_token_budget": options.max_thinking_tokens,
-        "enable_thinking": options.enable_thinking,
-        "reasoning_effort": options.reasoning_effort,
-        "chat_template_kwargs": dict(options.chat_template_kwargs) or None,
-        "draft_chat_template_kwargs": dict(options.draft_chat_template_kwargs) or None,
-        "logprobs": options.logprobs or None,
-        "top_logprobs": options.top_logprobs or None,
-        "session_id": options.session_id,
-        "cache_salt": options.cache_salt,
-        "stop": list(options.stop) or None,
-        "stop_token_ids": list(options.stop_token_ids) or None,
-    }
-    return fields | {name: value for name, value in limits.items() if value is not None}
+    for name, field in RequestOptions.model_fields.items():
+        value = getattr(options, name)
+        if name not in CONVERTED and value != field.default:
+            fields[RENAMED.get(name, name)] = value
+    return fields
 
 
 STEP_EVENTS: Mapping[str, Callable[..., Event]] = {"step.proposed": StepProposed, "step.judged": StepJudged}

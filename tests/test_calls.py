@@ -15,7 +15,9 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import MAX_HELD, CallReader, ListedCalls, OnlyCalls, WrittenCalls
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.tools import FORMATS, CallFormat, call_format
-from stepspec.loop.limits import Demands
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.limits import Limits
+from stepspec.loop.options import RequestOptions
 
 TOKENIZER = WordTokenizer()
 NAMES = ("add", "now", "say")
@@ -317,14 +319,19 @@ def test_every_call_has_its_own_id() -> None:
     assert all(len(id) == 9 and id.isalnum() for id in ids)  # Mistral's templates accept only this form
 
 
+def limits_of(family: str) -> Limits:
+    text: Any = None  # of which these limits read nothing
+    return Limits(RequestOptions(), Ledger(1), text, call_opener=FORMATS[family].opener)
+
+
 @pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
 def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, calls: list[Any]) -> None:
-    assert Demands(call_opener=FORMATS[family].opener).opens_call(text, before="") == bool(calls)
+    assert limits_of(family).opens_call(text, before="") == bool(calls)
 
 
 def test_only_the_beginning_of_an_answer_may_be_a_call_without_a_mark() -> None:
-    demands, text = Demands(call_opener=FORMATS["hermes"].opener), '```json\n{"name": "now"}\n```\n\n'
-    assert [demands.opens_call(text, before) for before in ("", "\n\n", "Such is a call:\n\n")] == [True, True, False]
+    limits, text = limits_of("hermes"), '```json\n{"name": "now"}\n```\n\n'
+    assert [limits.opens_call(text, before) for before in ("", "\n\n", "Such is a call:\n\n")] == [True, True, False]
 
 
 # Text that ends within a call.

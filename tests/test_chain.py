@@ -23,7 +23,6 @@ from stepspec.cli.run import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError, UsageError
 from stepspec.loop.chain import Chain, SharedPass
-from stepspec.loop.limits import Demands
 from stepspec.loop.pace import FIRST_CONTROL, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import WritingWatch
@@ -111,8 +110,7 @@ async def test_a_tool_call_cannot_be_pieced_together_from_both_models() -> None:
     """Here, "nine ten" begins one: the target's own token, and what the draft adds."""
     replies, opinions = [TWO, " ten.\n\n", END], ["Three nine five.\n\n", " ten.\n\n", END]
     stage = Stage(REDRAFT, replies, opinions, [".\n\n", ANSWER])
-    demands = Demands(call_opener=re.compile("nine ten"))
-    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    stage.request.limits.call_opener = re.compile("nine ten")
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("salvaged", OTHER)]
     assert play.result.steps[0].scores == {}
@@ -120,8 +118,7 @@ async def test_a_tool_call_cannot_be_pieced_together_from_both_models() -> None:
 
 async def test_the_draft_is_not_asked_after_a_tool_call_that_a_paused_step_opened() -> None:
     stage = Stage(REDRAFT, [TWO], ["Three nine five.\n\n"], [" ten.\n\n", Reply(TWO + END + ANSWER, chunk_size=3)])
-    demands, asked = Demands(call_opener=re.compile("nine ten")), iter([True, False])
-    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    stage.request.limits.call_opener, asked = re.compile("nine ten"), iter([True, False])
     stage.request.pace.speculates = lambda request: next(asked, True)
     play = await stage.play()
     assert (play.result.answer, len(stage.draft.calls)) == ("So 9.", 1)

@@ -19,7 +19,7 @@ from scripted import PROMPT, Opinion, Reply, Stage, shape
 
 from stepspec.engines.protocol import Drafting, Sampling, Verification
 from stepspec.errors import ContextError, EngineError, TargetError
-from stepspec.loop.limits import Demands
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.request import DRAFT_SEED, SURE, agreed_prefix
 from stepspec.loop.step import Done, Proposal, StepCommitted, StepJudged, StepProposed
@@ -161,7 +161,7 @@ async def test_a_biased_request_takes_no_token_that_the_target_would_not_write(s
 async def test_salvage_keeps_to_the_limit_of_the_thinking(most: int) -> None:
     written = ["\n\n", ANSWER] if most == 4 else [ANSWER]
     stage = Stage(score(salvage=KEEP), [ONE], [Opinion("One two three", rating=BAD)], written)
-    stage.request.demands = stage.request.limits._demands = Demands(max_thinking_tokens=most)  # pyright: ignore[reportPrivateUsage]
+    stage.request.limits.options = RequestOptions(max_thinking_tokens=most)
     play = await stage.play()
     assert sum(step.num_tokens for step in play.result.steps) == most
     assert play.result.limit == "max_thinking_tokens"

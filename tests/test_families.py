@@ -10,7 +10,7 @@ from scripted import PROMPT, Call, LetterTokenizer, Opinion, Play, Reply, Script
 from stepspec import Pair, StepSpec
 from stepspec.errors import EngineError, TargetError
 from stepspec.loop.families import FAMILIES
-from stepspec.loop.limits import Demands
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy, StepTable
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
 
@@ -228,7 +228,7 @@ async def test_the_deadline_holds() -> None:
         return Reply(OWN[number % 4], delay_s=0.05)
 
     stage = staged(compare(), slow, slow)
-    stage.request.demands = stage.request.limits._demands = Demands(deadline_s=0.2)  # type: ignore[attr-defined]
+    stage.request.limits.options = RequestOptions(deadline_s=0.2)
     started = asyncio.get_running_loop().time()
     play = await stage.play()
     assert play.result.limit == "deadline"
@@ -334,7 +334,7 @@ async def test_the_time_for_the_thinking_cuts_off_a_pass_that_hangs(family: str)
     other = [step.replace("One", "Oh one") for step in OWN[:2]]
     stage = staged(of_family(family, judges=judges), letters_of(OWN), steps(other) if judges else letters_of(other))
     stage.target.hangs_to_verify = True  # type: ignore[attr-defined]
-    stage.request.demands = stage.request.limits._demands = Demands(max_thinking_s=0.2)  # type: ignore[attr-defined]
+    stage.request.limits.options = RequestOptions(max_thinking_s=0.2)
     async with asyncio.timeout(2):
         play = await stage.play()
     assert play.result.limit == "max_thinking_s"

@@ -23,7 +23,7 @@ from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
 from stepspec.errors import EngineError, StepSpecError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.families.route import CHECK_STEPS
-from stepspec.loop.limits import Demands
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, Step, StepCommitted, Times
@@ -170,8 +170,7 @@ async def run(seed: int) -> str:
         engine.rng, engine.fault, engine.generating, engine.verifying = rng, fault, Meter(), Meter()
     late = rng.choice((None, None, 0.03, 0.06)) if fault == 0 else 0.06  # else a hanging target would never end
     limits = {"max_thinking_tokens": rng.choice((None, None, 12)), "max_thinking_s": rng.choice((None, None, 0.03))}
-    demands = Demands(deadline_s=late, **limits)
-    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    stage.request.limits.options = RequestOptions(deadline_s=late, **limits)
     patience = rng.random() / 20 if rng.random() < 0.3 else None
     events: list[Event] = []
     ended = "done"
@@ -215,7 +214,7 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == result.answer
     text = stage.tokenizer.decode(request.transcript.buffer.since(0))
     assert text.removeprefix(PROMPT).removesuffix("<|end|>").replace(END, "") == result.reasoning + result.answer
-    if (late := request.demands.deadline_s) is not None and result.times.wall >= late - 1e-9:
+    if (late := request.limits.options.deadline_s) is not None and result.times.wall >= late - 1e-9:
         assert (result.finish_reason, result.limit) == ("length", "deadline") or request.transcript.ended
     check_limits(stage, result.reasoning, steps)
     score = stage.policy.score
@@ -226,7 +225,7 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
 def check_limits(stage: Stage, reasoning: str, steps: list[Step]) -> None:
     policy, counts, tokenizer = stage.policy, stage.request.ledger.counts, stage.tokenizer
     assert all(len(tokenizer.encode(step.text)) <= policy.step.max_step_tokens for step in steps)
-    most = stage.request.demands.max_thinking_tokens
+    most = stage.request.limits.options.max_thinking_tokens
     assert most is None or len(tokenizer.encode(reasoning)) <= most
     if FAMILIES[policy.family].table.speculates:
         assert {step.origin for step in steps[: policy.first_target_steps]} <= {"target"}

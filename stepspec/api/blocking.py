@@ -9,14 +9,14 @@ with SyncStepSpec() as spec:
 
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Unpack
+from typing import Any
 
 from stepspec.api.loading import Pair
 from stepspec.api.session import StepSpec, check_open
 from stepspec.base.keywords import known_options
 from stepspec.base.loop_thread import LoopThread
 from stepspec.chat.prompts import Message
-from stepspec.loop.options import Options, RequestOptions
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Event, Result
 
@@ -57,23 +57,26 @@ class SyncStepSpec:
         check_open(closed=self._closed)  # the thread has ended
         return self._loop
 
+    @known_options
     def generate(
-        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Any
     ) -> Result:
         """Answer a question and return the result, see `StepSpec.stream`."""
         return self._opened().run(self._spec.generate(question, options, **changes))
 
+    @known_options
     def batch(
         self,
         questions: Sequence[str | Sequence[Message]],
         options: RequestOptions | None = None,
-        **changes: Unpack[Options],
+        **changes: Any,
     ) -> list[Result]:
         """Answer questions concurrently, see `StepSpec.batch`."""
         return self._opened().run(self._spec.batch(questions, options, **changes))
 
+    @known_options
     def stream(
-        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Any
     ) -> Generator[Event]:
         """Answer a question and yield its events, see `StepSpec.stream`. Closing the iterator cancels the request."""
         return self._opened().iterate(self._spec.stream(question, options, **changes))

@@ -19,7 +19,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 from stepspec.api.fitting import RETURNED, fit_policy
 from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
@@ -34,8 +34,8 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands, cut_off, end_of, has_passed
-from stepspec.loop.options import Options, RequestOptions
+from stepspec.loop.limits import cut_off, end_of, has_passed
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
@@ -61,7 +61,9 @@ class _Encoded:
     """A request in the form that the loop needs."""
 
     toolbox: Toolbox
-    demands: Demands
+    options: RequestOptions
+    json_schema: str | None
+    """JSON schema of the answer, see `Limits`."""
     prompt: Prompt
     tags: ThinkingTags | None
     draft_prompt: list[int] | None
@@ -201,7 +203,7 @@ class StepSpec:
 
     @known_options
     async def stream(
-        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: Question, options: RequestOptions | None = None, **changes: Any
     ) -> AsyncGenerator[Event, None]:
         """Answer a question and yield its events. The last event is `Done` with the result.
 
@@ -217,7 +219,7 @@ class StepSpec:
 
     @known_options
     async def prepare(
-        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: Question, options: RequestOptions | None = None, **changes: Any
     ) -> PreparedRequest:
         """Check and encode a request without running it.
 
@@ -255,19 +257,19 @@ class StepSpec:
                     encoded = self._conversation(one_conversation(question, options.prompt), toolbox, options)
             except RecursionError:
                 raise UsageError("A message or a tool is nested too deeply.") from None
-            self._check_sampling(sampling, encoded.demands)
+            self._check_sampling(sampling, encoded)
             return encoded
 
         variables = options.chat_template_kwargs, options.draft_chat_template_kwargs
         inputs = question, options.tools, options.json_schema, options.stop_token_ids, variables
         encoded = await off_the_loop(inputs, encode)
         checked_at = encoded_at = time.perf_counter()
-        if encoded.demands.json_schema is not None:
+        if encoded.json_schema is not None:
             async with cut_off(end_of(options.deadline_s, encoded_at - since)):
-                await self._answering.check_schema(encoded.demands.json_schema)
+                await self._answering.check_schema(encoded.json_schema)
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
-        work = partial(self._run, encoded, options, spent)
+        work = partial(self._run, encoded, spent)
         return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, sum(spent.values()), work)
 
     async def _under(self, policy: str) -> "StepSpec":
@@ -285,14 +287,9 @@ class StepSpec:
         return found
 
     async def _run(
-        self,
-        encoded: _Encoded,
-        options: RequestOptions,
-        spent: Mapping[Role, float],
-        sampling: Sampling,
-        queue_s: float,
+        self, encoded: _Encoded, spent: Mapping[Role, float], sampling: Sampling, queue_s: float
     ) -> AsyncGenerator[Event, None]:
-        since, note = time.perf_counter(), None
+        since, note, options = time.perf_counter(), None, encoded.options
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(end_of(options.deadline_s, sum(spent.values()) + queue_s)):
@@ -306,26 +303,27 @@ class StepSpec:
             most = MAX_UNKNOWN_TOKENS
         else:  # above every possible number of committed tokens, because the prompt takes part of it
             most = self.pair.target.max_context
-        request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
+        request = self._request(encoded, sampling, Ledger(most, {**spent, "queue": queue_s}))
         self._warn(request)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
                     result = replace(event.result, model=self.pair.target.name, policy=self.policy_name)
-                    result = await self._with_logprobs(result, request, options)
+                    result = await self._with_logprobs(result, request)
                     yield Done(self._with_notes(result, note, request))
                 else:
                     yield event
 
-    async def _with_logprobs(self, result: Result, request: Request, options: RequestOptions) -> Result:
+    async def _with_logprobs(self, result: Result, request: Request) -> Result:
         """Add the log-probabilities of the committed tokens to the result, if the request wants them.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
         """
+        options = request.options
         if not options.logprobs:
             return result
-        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session, request.group)
+        target, prompt = self.pair.target, TokenBuffer(request.prompt, options.session_id, options.cache_salt)
         ids, found = request.transcript.buffer.since(len(prompt)), list[TokenLogprob]()
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
@@ -375,8 +373,8 @@ class StepSpec:
                 self._warned.update(settings)
                 logger.warning("%s", note)
 
-    def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
-        target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
+    def _request(self, encoded: _Encoded, sampling: Sampling, ledger: Ledger) -> Request:
+        target, toolbox, options = self.pair.target, encoded.toolbox, encoded.options
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             draft = TranslatedDraft(
@@ -388,7 +386,10 @@ class StepSpec:
                 group=options.cache_salt,
             )
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
-        in_json = demands.json_schema is not None
+        in_json = encoded.json_schema is not None
+        opener = None
+        if toolbox.tools and not self.thinks:
+            opener = (call_format(target.tokenizer) or HERMES).opener
         return Request(
             policy=policy,
             target=target,
@@ -402,7 +403,9 @@ class StepSpec:
             question=encoded.question,
             breaker=self.pair.breaker,
             pace=self._pace,
-            demands=demands,
+            options=options,
+            json_schema=encoded.json_schema,
+            call_opener=opener,
             answer=AnswerReader(
                 options.stop,
                 self._call_reader(toolbox, listed=in_json),
@@ -411,13 +414,11 @@ class StepSpec:
             ),
             spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
-            session=options.session_id,
-            group=options.cache_salt,
             judged_steps=[] if self._record else None,
         )
 
-    def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:
-        """Return the constraints of a request on the answer.
+    def _answer_schema(self, toolbox: Toolbox, options: RequestOptions) -> str | None:
+        """Return the JSON schema of the answer, and check a request's other constraints on it.
 
         Raises:
             UsageError: they contradict each other, or the models do not support them.
@@ -448,25 +449,15 @@ class StepSpec:
                 "than 'auto' and 'none' require. Serve it with the torch engine or vLLM, or describe the format in the "
                 "prompt."
             )
-        opener = None
-        if toolbox.tools and not self.thinks:
-            opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
         self._check_stop_ids(options.stop_token_ids)
         if options.logprobs and "scores" not in self.pair.target.abilities:
             raise UsageError(
                 f"{self.pair.target.name} does not return {RETURNED['scores']}, so logprobs are not supported. Serve "
                 "it with the torch engine, vLLM or SGLang, or leave out logprobs."
             )
-        return Demands(
-            schema,
-            opener,
-            options.max_thinking_tokens,
-            options.max_thinking_s,
-            options.deadline_s,
-            frozenset(options.stop_token_ids),
-        )
+        return schema
 
-    def _check_sampling(self, sampling: Sampling, demands: Demands) -> None:
+    def _check_sampling(self, sampling: Sampling, encoded: _Encoded) -> None:
         """Check that the model has the tokens of a bias, and that its engine counts the tokens of the whole output, if
         the request has penalties for them.
 
@@ -477,7 +468,8 @@ class StepSpec:
             check_range(sampling.named_ids, engine.tokenizer.num_ids, engine.name)
         if not (sampling.presence_penalty or sampling.frequency_penalty) or "penalties" in engine.abilities:
             return
-        if self.policy.family != "target" or demands.separate_answer:
+        separate = encoded.json_schema is not None or encoded.options.separates_answer
+        if self.policy.family != "target" or separate:
             raise UsageError(
                 f"presence_penalty and frequency_penalty are not supported by {engine.name} with this policy: it "
                 "counts only the tokens of one call, and a step is a call. Choose the policy 'target' or 'engine', or "
@@ -501,13 +493,13 @@ class StepSpec:
             ContextError: the conversation does not fit the target's context.
         """
         target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
-        demands, draft_prompt = self._demands(toolbox, options), None
+        schema, draft_prompt = self._answer_schema(toolbox, options), None
         given = options.template_variables(target)
         prompt = encode_prompt(target.tokenizer, messages, tools, Room(target.max_context, target.name), given)
         tags = target.tokenizer.thinking
         if tags is not None and prompt.thinks and options.turns_thinking_off(given, tags):
-            demands = replace(demands, max_thinking_tokens=0)  # it ends where it begins
-        if tags is not None and (not tools or demands.json_schema is not None):  # no token opens a call
+            options = options.model_copy(update={"max_thinking_tokens": 0})  # it ends where it begins
+        if tags is not None and (not tools or schema is not None):  # no token opens a call
             tags = replace(tags, implicit_ends=frozenset())
         if draft is not None and not self.pair.one_vocabulary:
             given = options.template_variables(draft, is_draft=True)
@@ -518,7 +510,7 @@ class StepSpec:
                 "chat_template_kwargs."
             )
         asked = [message["content"] for message in messages if message["role"] == "user"]
-        return _Encoded(toolbox, demands, prompt, tags, draft_prompt, asked[-1] if asked else "")
+        return _Encoded(toolbox, options, schema, prompt, tags, draft_prompt, asked[-1] if asked else "")
 
     def _raw(self, raw: RawPrompt, toolbox: Toolbox, options: RequestOptions) -> _Encoded:
         """Encode a prompt without a chat template. The text goes on with thinking if the prompt leaves it open.
@@ -541,7 +533,8 @@ class StepSpec:
             tags = replace(tags, implicit_ends=frozenset())
         foreign = draft is not None and not self.pair.one_vocabulary
         draft_prompt = RawPrompt(text).encoded(draft.tokenizer)[0] if draft is not None and foreign else None
-        return _Encoded(toolbox, self._demands(toolbox, options), Prompt(ids, True), tags, draft_prompt, text)
+        schema = self._answer_schema(toolbox, options)
+        return _Encoded(toolbox, options, schema, Prompt(ids, True), tags, draft_prompt, text)
 
     @property
     def _answering(self) -> Engine:
@@ -560,9 +553,7 @@ class StepSpec:
         return OnlyCalls(written, toolbox.tools, leading=form.leading)
 
     @known_options
-    async def generate(
-        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
-    ) -> Result:
+    async def generate(self, question: Question, options: RequestOptions | None = None, **changes: Any) -> Result:
         """Answer a question and return the result. Arguments and errors are those of `stream`."""
         async with aclosing(self.stream(question, options, **changes)) as events:
             async for event in events:
@@ -575,7 +566,7 @@ class StepSpec:
         self,
         questions: Sequence[Question],
         options: RequestOptions | None = None,
-        **changes: Unpack[Options],
+        **changes: Any,
     ) -> list[Result]:
         """Answer questions concurrently, in shared forward passes. Arguments and errors are those of `stream`.
 

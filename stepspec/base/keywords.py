@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, get_type_hints, is_typeddict
+from typing import ParamSpec, TypeVar, get_args
 
 from stepspec.errors import UsageError, unknown_name
 
@@ -44,25 +44,20 @@ def check_known(given: Iterable[str], known: Iterable[str], what: str = "option"
 def known_options(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function to raise `UsageError` for unknown keyword arguments.
 
-    The keys of an unpacked `TypedDict` are known too.
+    If it takes any keywords, those are the fields of the model that its parameter `options` has, and its signature for
+    `help` lists them.
     """
-    names = _keywords(function)
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    if len(parameters) < len(signature.parameters):
+        model, _ = get_args(signature.parameters["options"].annotation)  # of RequestOptions | None
+        parameters += inspect.signature(model).parameters.values()
+    names = {each.name for each in parameters} - {"self"}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         check_known(kwargs, names)
         return function(*args, **kwargs)
 
+    checked.__dict__["__signature__"] = signature.replace(parameters=parameters)
     return checked
-
-
-def _keywords(function: Callable[..., Any]) -> set[str]:
-    names: set[str] = set()
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            (unpacked,) = parameter.annotation.__args__  # of Unpack[Options]
-            assert is_typeddict(unpacked)
-            names |= get_type_hints(unpacked).keys()
-        elif parameter.name != "self":
-            names.add(parameter.name)
-    return names

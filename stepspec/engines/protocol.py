@@ -101,7 +101,7 @@ def owner_of(group: str | None) -> str | None:
     return owner if slash else None
 
 
-WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "top_logprobs", "seed", "retries", "max_retries")
+WHOLE = ("top_k", "seed", "retries", "max_retries")
 """Settings that must be integers."""
 
 

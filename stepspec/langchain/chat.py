@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from operator import itemgetter
@@ -55,30 +54,6 @@ from stepspec.loop.step import Done, Event, Noted, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event for a committed step. It is emitted if the model is called inside a run."""
-
-LIMITS = ("max_tokens", "max_thinking_tokens", "max_thinking_s", "deadline_s", "enable_thinking", "reasoning_effort")
-LOGPROBS = ("logprobs", "top_logprobs")
-TEMPLATE = ("chat_template_kwargs", "draft_chat_template_kwargs")
-CACHE = ("session_id", "cache_salt")
-PER_CALL = (
-    "model",
-    "draft",
-    "policy",
-    *SAMPLING_NUMBERS,
-    *LIMITS,
-    *TEMPLATE,
-    *LOGPROBS,
-    "logit_bias",
-    "timeout",
-    "max_retries",
-    "stop",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    *CACHE,
-)
-"""Settings that a call can override."""
 
 WITHOUT_EFFECT = ("strict", "stream", "ls_structured_output_format")
 """Arguments of other providers that are accepted without effect: answers always follow their schema."""
@@ -201,9 +176,8 @@ class ChatStepSpec(BaseChatModel):
         params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         params |= {"judges": self.judges} if self.judges else {}
         params["ends"] = self.stop  # LangChain would overwrite the key "stop" with the value of the call
-        return params | {
-            name: getattr(self, name) for name in (*SAMPLING_NUMBERS, "logit_bias", *LIMITS, *TEMPLATE, *LOGPROBS)
-        }
+        changing = (name for name in OPTIONS if name not in ("stop", "session_id", "cache_salt"))
+        return params | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, "logit_bias", *changing)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -442,6 +416,15 @@ class ChatStepSpec(BaseChatModel):
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
+OPTIONS = tuple(name for name in RequestOptions.model_fields if name in ChatStepSpec.model_fields and name != "policy")
+"""Settings that are options of a request by the same name."""
+PER_CALL = (
+    *("model", "draft", "policy", "timeout", "max_retries", "logit_bias", *SAMPLING_NUMBERS, *OPTIONS),
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format"),
+)
+"""Settings that a call can override."""
+
+
 class _Call:
     """One call: the model's settings and the call's overrides."""
 
@@ -527,15 +510,11 @@ class _Call:
         parallel = self._overrides.get("parallel_tool_calls")
         return RequestOptions(
             sampling=sampling,
-            stop=self._setting("stop") or (),
             tools=self._overrides.get("tools") or (),
             tool_choice=_tool_choice(self._overrides.get("tool_choice")),
             parallel_tool_calls=True if parallel is None else parallel,
             json_schema=_schema_of(self._overrides.get("response_format")),
-            **{name: self._setting(name) for name in LIMITS},
-            **{name: self._setting(name) or {} for name in TEMPLATE},
-            **{name: self._setting(name) for name in LOGPROBS},
-            **{name: self._setting(name) for name in CACHE},
+            **{name: value for name in OPTIONS if (value := self._setting(name)) is not None},
         )
 
 
@@ -557,7 +536,7 @@ async def _retried(
             if begun or not retries_left or left_s <= 0:
                 raise
             if options.deadline_s is not None:
-                options = replace(options, deadline_s=left_s)
+                options = RequestOptions.of(options, {"deadline_s": left_s})
 
 
 def _calls(message: AIMessage) -> bool:

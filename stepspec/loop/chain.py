@@ -232,8 +232,8 @@ async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
 
 def _may_answer(request: Request, after: Sequence[int]) -> bool:
     """Return whether what the draft writes after the end of the thinking may be kept, and there is room for it."""
-    demands, has_room = request.demands, request.room_after(after) > 0
-    return has_room and request.is_own_text and not demands.separate_answer and demands.call_opener is None
+    limits, has_room = request.limits, request.room_after(after) > 0
+    return has_room and request.is_own_text and not limits.separate_answer and limits.call_opener is None
 
 
 async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) -> None:

@@ -44,7 +44,7 @@ async def _work(request: Request) -> None:
     with request.spans.request(), request.pace.request(request), controller:
         request.limits.start()
         try:
-            if request.tags is not None or request.demands.json_schema is None:
+            if request.tags is not None or request.limits.json_schema is None:
                 await FAMILIES[request.policy.family].run(request, request.policy.settings)
             request.pace.load.stops_asking(request)
             await request.write_rest()
@@ -70,9 +70,9 @@ def _check_json(request: Request) -> None:
     Raises:
         UsageError: the answer is not valid JSON.
     """
-    answer, demands = request.answer, request.demands
-    cut = not request.transcript.ended or answer.stopped or demands.stop_token_ids
-    if demands.json_schema is None or cut or answer.calls or not answer.text:
+    answer = request.answer
+    cut = not request.transcript.ended or answer.stopped or request.options.stop_token_ids
+    if request.limits.json_schema is None or cut or answer.calls or not answer.text:
         return
     try:
         json.loads(answer.text)
@@ -106,7 +106,8 @@ def _result(request: Request) -> Result:
         limits.cut()
     elif answer.incomplete:
         reason = "length"
-    hides_cached = request.group is not None and "forget" not in request.target.abilities  # they may be of another key
+    salt = request.options.cache_salt
+    hides_cached = salt is not None and "forget" not in request.target.abilities  # they may be of another key
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,

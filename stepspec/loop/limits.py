@@ -4,40 +4,43 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from stepspec.chat.tools import BARE
 from stepspec.loop.ledger import Ledger
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.step import Limit
 from stepspec.loop.transcript import Transcript
 
 
-@dataclass(frozen=True)
-class Demands:
-    """Constraints and limits of a request.
+class Limits:
+    """What is left of a request's tokens and time, and the form of its answer.
 
     Attributes:
-        json_schema: JSON schema of the answer, see `Engine.generate`.
+        options: the request's options.
+        json_schema: JSON schema of the answer, of `options` or of tool calls, see `Engine.generate`.
         call_opener: matches the mark of a tool call, for a model that does not separate its thinking.
-        max_thinking_tokens: after this many tokens, the thinking ends and the answer begins.
-        max_thinking_s: after this many seconds, the thinking ends and the answer begins. If the model does not separate
-            its thinking, the text ends.
-        deadline_s: after this many seconds, the text ends where it is.
-        stop_token_ids: tokens that end the answer, like the model's own end tokens.
+        end: the request's deadline in the event loop's time; None without one, and before the start.
+        reached: the limit that ended the text or its thinking.
     """
 
-    json_schema: str | None = None
-    call_opener: re.Pattern[str] | None = None
-    max_thinking_tokens: int | None = None
-    max_thinking_s: float | None = None
-    deadline_s: float | None = None
-    stop_token_ids: frozenset[int] = frozenset()
+    def __init__(
+        self,
+        options: RequestOptions,
+        ledger: Ledger,
+        transcript: Transcript,
+        json_schema: str | None = None,
+        call_opener: re.Pattern[str] | None = None,
+    ) -> None:
+        self.options, self.json_schema, self.call_opener = options, json_schema, call_opener
+        self._ledger, self._transcript = ledger, transcript
+        self.end: float | None = None
+        self._thinking_end: float | None = None
+        self.reached: Limit | None = None
 
     @property
     def separate_answer(self) -> bool:
         """Whether the answer needs a separate call after the thinking."""
-        limited = self.max_thinking_tokens is not None or self.max_thinking_s is not None
-        return self.json_schema is not None or limited or bool(self.stop_token_ids)
+        return self.json_schema is not None or self.options.separates_answer
 
     def opens_call(self, text: str, before: str) -> bool:
         """Whether a tool call begins in the text of a step after one with the text `before`.
@@ -48,25 +51,10 @@ class Demands:
             return False
         return self.call_opener.search(text) is not None or (not before.strip() and BARE.match(text) is not None)
 
-
-class Limits:
-    """What is left of a request's tokens and time.
-
-    Attributes:
-        end: the request's deadline in the event loop's time; None without one, and before the start.
-        reached: the limit that ended the text or its thinking.
-    """
-
-    def __init__(self, demands: Demands, ledger: Ledger, transcript: Transcript) -> None:
-        self._demands, self._ledger, self._transcript = demands, ledger, transcript
-        self.end: float | None = None
-        self._thinking_end: float | None = None
-        self.reached: Limit | None = None
-
     def start(self) -> None:
         """Set the limits of time. They count from the request's acceptance, and so its time in a queue, too."""
-        self._thinking_end = end_of(self._demands.max_thinking_s, self._ledger.age_s)
-        self.end = end_of(self._demands.deadline_s, self._ledger.age_s)
+        self._thinking_end = end_of(self.options.max_thinking_s, self._ledger.age_s)
+        self.end = end_of(self.options.deadline_s, self._ledger.age_s)
 
     @property
     def deadline(self) -> float | None:
@@ -79,7 +67,7 @@ class Limits:
     @property
     def room(self) -> int:
         """Tokens left in the budget; during the thinking also bounded by `max_thinking_tokens`."""
-        most = self._demands.max_thinking_tokens
+        most = self.options.max_thinking_tokens
         if most is None or not self._transcript.thinking:
             return self._ledger.remaining
         return min(self._ledger.remaining, most - self._transcript.num_thought - len(self._transcript.open_ids))

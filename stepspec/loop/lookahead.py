@@ -226,7 +226,7 @@ class Lookahead:
         repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
         unusable = step.aborted or repeated or request.has_control_token(step.ids[: step.num_written])
         usable = step.end != "length" and not unusable
-        return usable and request.target_has(step.ids) and not request.demands.opens_call(step.text, before)
+        return usable and request.target_has(step.ids) and not request.limits.opens_call(step.text, before)
 
     def _text_before(self, place: Place) -> str:
         return place.steps[-1].text if place.steps else self._request.transcript.last_text
@@ -277,7 +277,7 @@ class Lookahead:
 
         evidence = replace(
             Evidence.of(step, request.question, [*request.transcript.steps, *place.steps], request.judges),
-            group=request.group,
+            group=request.options.cache_salt,
             tokenizer=request.tokenizer,
             own_step=own.text,
             ask=ask,

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from stepspec.chat.answer import AnswerReader
@@ -38,7 +38,8 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
-from stepspec.loop.limits import Demands, Limits, cut_off, has_passed
+from stepspec.loop.limits import Limits, cut_off, has_passed
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.step import (
     Event,
@@ -128,22 +129,22 @@ class Request:
     """The draft's circuit breaker, shared by all requests."""
     pace: StepPace = field(default_factory=StepPace)
     """Chooses the length of chains, and whether steps are speculated on. Requests of one session share it."""
-    demands: Demands = field(default_factory=Demands)
+    options: RequestOptions = RequestOptions()
+    json_schema: InitVar[str | None] = None
+    """See `Limits`, also for `call_opener`."""
+    call_opener: InitVar[re.Pattern[str] | None] = None
     answer: AnswerReader = field(default_factory=AnswerReader)
     spans: Spans = field(default_factory=Spans)
     judges: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
     """Judge models by name."""
     starts_thinking: bool = True
     """Whether the text begins with thinking, or without tags, with steps. Else the target writes an answer."""
-    session: str | None = None
-    """See `TokenBuffer`, also for `group`."""
-    group: str | None = None
     judged_steps: list[JudgedStep] | None = None
     """Receives the draft's steps with what was seen of them; None to record nothing."""
 
-    def __post_init__(self) -> None:
-        self.tokenizer = self.target.tokenizer
-        self.answer_ends = self.tokenizer.end_ids | self.demands.stop_token_ids
+    def __post_init__(self, json_schema: str | None, call_opener: re.Pattern[str] | None) -> None:
+        self.tokenizer, stop_ids = self.target.tokenizer, frozenset(self.options.stop_token_ids)
+        self.answer_ends = self.tokenizer.end_ids | stop_ids
         self.ends = self.answer_ends if self.tags is None else self.tokenizer.end_ids | self.tags.ends
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
@@ -153,12 +154,12 @@ class Request:
             step_stop,
             self.tags,
             self.answer,
-            self.demands.stop_token_ids,
+            stop_ids,
             thinks=self.starts_thinking,
-            session=self.session,
-            group=self.group,
+            session=self.options.session_id,
+            group=self.options.cache_salt,
         )
-        self.limits = Limits(self.demands, self.ledger, self.transcript)
+        self.limits = Limits(self.options, self.ledger, self.transcript, json_schema, call_opener)
         self.draft_is_far = isinstance(self.draft, Distant)
         """Whether the draft is on a server, so that each call of it takes a round trip."""
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -221,7 +222,7 @@ class Request:
         if self.policy.step_level_exact and not self.is_own_text:
             self.not_proposed = "the sampling"
             return False
-        if self.transcript.in_header and not self.demands.separate_answer:
+        if self.transcript.in_header and not self.limits.separate_answer:
             await self.write_header()
         while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
             await self.wait_for_reader()
@@ -269,7 +270,7 @@ class Request:
     def _opens_call(self, index: int) -> bool:
         """Whether a tool call begins in a committed step."""
         steps = self.transcript.steps
-        return self.demands.opens_call(steps[index].text, steps[index - 1].text if index else "")
+        return self.limits.opens_call(steps[index].text, steps[index - 1].text if index else "")
 
     async def propose(self, count: int) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
@@ -447,7 +448,7 @@ class Request:
         """Whether a step after one with the text `before` is rejected without asking the judges."""
         repeated, text = proposal.text.strip() == before.strip(), self._open_text + proposal.text
         unusable = repeated or proposal.aborted or self.has_control_token(proposal.ids[: proposal.num_written])
-        return unusable or not proposal.text.strip() or self.demands.opens_call(text, before)
+        return unusable or not proposal.text.strip() or self.limits.opens_call(text, before)
 
     def has_control_token(self, ids: Sequence[int]) -> bool:
         """Whether a draft's text has tokens that only the target may write, such as those that open a message."""
@@ -496,7 +497,7 @@ class Request:
             return passes[-1]
 
         with self.ledger.time("judge"):
-            evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges, self.group)
+            evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges, self.options.cache_salt)
             verdict = await self.ask_panel(evidence, verify)
         seen = passes[0] if passes else None
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
@@ -662,7 +663,7 @@ class Request:
         """Commit the draft's tokens as `keep` does. Of an answer, only the target's own beginning is kept."""
         kept = draft.ids[: draft.num_written]
         text = self.tokenizer.decode([*self.transcript.open_ids, *kept])
-        opens_call = self.demands.opens_call(text, self.transcript.last_text)
+        opens_call = self.limits.opens_call(text, self.transcript.last_text)
         hopeless = draft.aborted or self.has_control_token(kept) or opens_call
         if hopeless or not self.target_has(kept):
             kept, self._draft_refused = (), True
@@ -770,7 +771,7 @@ class Request:
             already replaced.
         """
         proposal, verification, verdict = judged.proposal, judged.verification, judged.verdict
-        opens_call = self.demands.opens_call(self._open_text + proposal.text, self.transcript.last_text)
+        opens_call = self.limits.opens_call(self._open_text + proposal.text, self.transcript.last_text)
         table = None if opens_call else self.policy.salvage
         num_kept = 0
         if judged.answers or (table and self.tags is None):  # the rest of the step may end the text
@@ -867,13 +868,13 @@ class Request:
         `until` is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
         """
         transcript, limits = self.transcript, self.limits
-        separate = self.tags is not None and self.demands.separate_answer
+        separate = self.tags is not None and limits.separate_answer
         if separate and transcript.thinking and limits.allow_more() and not await self._write(self.ends, until):
             return
         thought = transcript.in_header or (transcript.thinking and not limits.allow_more())
         if separate and thought and not has_passed(limits.end):
             self._end_thinking()
-        schema, goes_on = self.demands.json_schema, not transcript.ended and limits.allow_more()
+        schema, goes_on = limits.json_schema, not transcript.ended and limits.allow_more()
         if goes_on and not await self._write(self.answer_ends, until, schema):
             return
         if transcript.open_ids:

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
 from fastapi import Request
@@ -138,11 +137,8 @@ class Service:
         entry.request_id = asked.request_id or entry.request_id
         entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
         tokenizer = model.pair.target.tokenizer
-        options = replace(
-            asked.options(tokenizer.end_ids, tokenizer.num_ids),
-            session_id=entry.session_id,
-            cache_salt=group_of(client.group, asked.cache_salt),
-        )
+        identity = {"session_id": entry.session_id, "cache_salt": group_of(client.group, asked.cache_salt)}
+        options = asked.options(tokenizer.end_ids, tokenizer.num_ids).model_copy(update=identity)
         prompts: list[PreparedRequest] = []
         for question in questions:
             prompts.append(await session.prepare(question, options))

@@ -14,7 +14,6 @@ from service import serving
 from stepspec import RawPrompt, RequestOptions, Sampling, StepSpec, SyncStepSpec, UsageError
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
-from stepspec.loop.options import Options
 from stepspec.serve.completions import CompletionRequest
 from stepspec.serve.errors import RefusedError
 from stepspec.serve.fields import Body
@@ -434,6 +433,8 @@ def refusals(pair: Any) -> Iterator[tuple[Callable[[], Any], str]]:
         yield lambda answering=answering: answering.generate("a", **wrong), "max_tokens"
         yield lambda answering=answering: answering.stream("a", **wrong), "max_tokens"
     yield lambda: spec.batch(["a"], max_new_tokens=5), "max_tokens"
+    yield lambda: RequestOptions(**wrong), "max_tokens"
+    yield lambda: RequestOptions.of(RequestOptions(), wrong), "max_tokens"
     for kind in (StepSpec, SyncStepSpec):
         yield lambda kind=kind: kind(polcy="token"), "policy"
         yield lambda kind=kind: kind(model="torch:a"), "target"
@@ -454,6 +455,13 @@ def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
             call()
     with pytest.raises(UsageError, match="either chat or settings"):
         StepSpecRunnable(ChatStepSpec(pair=following_pair()), policy="token")
+
+
+@pytest.mark.parametrize("kind", [StepSpec, SyncStepSpec, RemoteStepSpec])
+def test_the_signatures_of_calls_list_the_options_of_a_request(kind: type[Any]) -> None:
+    for name in ("generate", "stream", "batch"):
+        parameters = inspect.signature(getattr(kind, name)).parameters
+        assert list(parameters)[3:] == list(RequestOptions.model_fields)
 
 
 WRONG: Mapping[str, list[Any]] = {
@@ -483,13 +491,12 @@ WRONG: Mapping[str, list[Any]] = {
 
 @pytest.mark.anyio
 async def test_an_option_of_a_wrong_type_is_rejected_by_name_before_any_request_is_sent() -> None:
-    assert WRONG.keys() == get_type_hints(Options).keys()
-    assert get_type_hints(Options) == get_type_hints(RequestOptions)
+    assert WRONG.keys() == RequestOptions.model_fields.keys()
     for spec in (StepSpec(pair=following_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)):
         for name, values in WRONG.items():
             for value in values:
                 with pytest.raises(UsageError, match=rf"\b{name}|A {name} string|temp|logit_bias"):
-                    await spec.generate("a", **{name: value})  # type: ignore[arg-type]
+                    await spec.generate("a", **{name: value})
         for stop in ({"stop": "a"}, {"stop_token_ids": [1]}):
             with pytest.raises(UsageError, match="together with json_schema"):
                 await spec.generate("a", json_schema=SCHEMA, **stop)  # type: ignore[arg-type]

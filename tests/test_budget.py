@@ -50,7 +50,7 @@ async def pair(random_draft: Path) -> AsyncIterator[Pair]:
 
 def strict() -> Policy:
     """Return a policy that salvages nothing from a random draft, so that the text is the target's own."""
-    policy = load_policy("stepspec")[0]
+    policy = load_policy("two-level")[0]
     return policy.model_copy(update={"salvage": None})
 
 
@@ -74,7 +74,7 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [("target", {}), ("stepspec", {}), ("stepspec", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
+    [("target", {}), ("two-level", {}), ("two-level", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
 )
 async def test_the_parts_of_the_time_add_up_to_almost_all_of_it(
     pair: Pair, policy: str, options: dict[str, Any]

@@ -85,7 +85,7 @@ def row(policy: str, round_trip_ms: float | None, **changes: Any) -> AtDistance:
 
 
 def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
-    results = [row("target", None), row("stepspec", None), row("lookahead", 5.0), row("stepspec", 5.0)]
+    results = [row("target", None), row("two-level", None), row("lookahead", 5.0), row("two-level", 5.0)]
     found = Distances(
         versions={},
         commit=None,

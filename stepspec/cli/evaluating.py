@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stepspec.evaluation.records import RunRecord, Summary
     from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
 
-DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
+DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "two-level")
 
 
 def evaluate_policies(

@@ -43,7 +43,7 @@ def answer_question(
     draft: DraftOption = None,
     pair: PairOption = None,
     judge: JudgeOption = None,
-    policy: PolicyOption = "stepspec",
+    policy: PolicyOption = "two-level",
     temperature: Annotated[
         float | None,
         typer.Option(

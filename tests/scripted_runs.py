@@ -119,7 +119,7 @@ def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: 
         drafted=4 * judged,
         rejected=regenerated,
         committed=4 * judged + 10,
-        target_generated=regenerated + 10,
+        generated=regenerated + 10,
         steps=judged,
         steps_proposed=judged,
         steps_judged=judged,

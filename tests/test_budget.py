@@ -69,7 +69,7 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     policy = strict()
     result = await StepSpec(policy=policy, pair=pair).generate(QUESTION)
     assert 0 < result.usage.wasted_tokens <= result.counts.committed + 2 * policy.step.max_step_tokens
-    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.cancelled
+    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.abandoned
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ async def test_an_accepted_step_that_the_target_never_read_has_only_its_tokens(
     monkeypatch.setattr(Request, "has_control_token", lambda *_: False)  # its control tokens are found before these
     table = {"version": 1, "summary": "a test", "family": "score", "judges": [{"kind": "always"}]}
     result = await StepSpec(policy=Policy.model_validate(table), pair=pair).generate(QUESTION, max_tokens=600)
-    assert result.counts.cancelled > 0
+    assert result.counts.abandoned > 0
     assert result.answer

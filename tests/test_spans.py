@@ -76,6 +76,7 @@ async def test_a_rejected_step_is_regenerated_in_a_span(spans: InMemorySpanExpor
     await StepSpec(policy="specreason", pair=Pair(target, draft)).generate("How many?")
     (again,) = of("stepspec.regenerate", spans.get_finished_spans())
     assert again["stepspec.step.source"] == "target"
+    assert [each["stepspec.step.drafted_tokens"] for each in of("stepspec.draft", spans.get_finished_spans())] == [3, 1]
     assert (again["stepspec.step.draft_tokens"], again["stepspec.step.target_tokens"]) == (0, 3)
 
 

@@ -279,8 +279,8 @@ def test_short_texts_have_no_figures_by_output_position(tmp_path: Path) -> None:
 
 
 def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
-    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `two-level` drafts 8 tokens in 0.1 s
-    and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
+    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `two-level` drafts 8 tokens in
+    0.1 s and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
     play(tmp_path / "run", Script(answer_right), make_problems(4))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
     for line in lines:

@@ -23,8 +23,8 @@ _NOUNS: dict[DataKind, str] = {"policies": "policy", "evals": "benchmark"}
 _FORMER: Mapping[DataKind, Mapping[str, str]] = {
     "policies": {"stepspec": "The policy 'stepspec' is called 'two-level' since 0.2.0."},
     "evals": {
-        "gsm-plain": "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini', which is generated too, or 'typed', "
-        "problems as people type them."
+        "gsm-plain": "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini', which is generated too, or "
+        "'typed', problems as people type them."
     },
 }
 """Error sentences by the former name of a file: what to use instead."""

@@ -23,8 +23,8 @@ def summary(matched: str, **changes: object) -> Summary:
 def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
     found = findings(RUN, summary("two-level"))
     assert found.headline == (
-        "The fastest policy that keeps the target's accuracy to within a point is two-level: 2.35× [2.20, 2.50] as fast "
-        "as the target alone."
+        "The fastest policy that keeps the target's accuracy to within a point is two-level: 2.35× [2.20, 2.50] as "
+        "fast as the target alone."
     )
     assert "two-level answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
 

@@ -134,7 +134,7 @@ def test_the_token_flow_balances() -> None:
         forced=15,
         drafted=80,
         rejected=12,
-        cancelled=8,
+        abandoned=8,
         discarded=3,
     )
     bands = fates(tokens)

@@ -263,7 +263,7 @@ def test_a_dark_phone_scrolls_in_one_direction_alone(browser: Any) -> None:
 def test_policies_stop_errors_and_hostile_texts(browser: Any) -> None:
     service = ScriptedService()
     with listening(service.app) as address, opened(browser, address, "?example=0") as page:
-        assert page.locator("#model option").all_inner_texts() == ["stepspec (default)", "target", "token"]
+        assert page.locator("#model option").all_inner_texts() == ["two-level (default)", "target", "token"]
         assert service.bodies == []
         page.select_option("#model", label="token")
         page.uncheck("#compare")

@@ -14,7 +14,7 @@ from stepspec.evaluation.running.runner import WARM_UP_QUESTION
 from stepspec.loop.policy import PolicyKind
 from stepspec.loop.step import Counts, Result, Step, Times
 
-POLICIES = ("target", "token", "stepspec")
+POLICIES = ("target", "token", "two-level")
 KINDS: Mapping[str, PolicyKind] = {"target": "target", "token": "token"}
 Answer = Callable[[str, str], Result]
 """A function of policy and question that returns the result or raises."""
@@ -119,7 +119,7 @@ def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: 
         drafted=4 * judged,
         rejected=regenerated,
         committed=4 * judged + 10,
-        target_generated=regenerated + 10,
+        generated=regenerated + 10,
         steps=judged,
         steps_proposed=judged,
         steps_judged=judged,
@@ -131,9 +131,9 @@ def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: 
 
 
 def answer_right(policy: str, question: str) -> Result:
-    """Return the right answer to a question of `make_problems`; `stepspec` is twice as fast."""
+    """Return the right answer to a question of `make_problems`; `two-level` is twice as fast."""
     number = question.removeprefix("What is ").removesuffix("?")
-    fast = policy == "stepspec"
+    fast = policy == "two-level"
     return make_result(f"\\boxed{{{number}}}", 0.5 if fast else 1.0, judged=2 * fast, accepted=int(fast))
 
 

@@ -88,7 +88,7 @@ def candidate(
 def steps(speedup: float = 2.0, *, loss: float | None = 0.16, **changes: Any) -> Candidate:
     """Return a step-level candidate, which is not exact."""
     interval = (0.8 * speedup, 1.2 * speedup)
-    return candidate("stepspec", speedup, interval, kind="step", exact=False, loss_upper=loss, **changes)
+    return candidate("two-level", speedup, interval, kind="step", exact=False, loss_upper=loss, **changes)
 
 
 TARGET = candidate("target", 1.0, (1.0, 1.0), kind="target", drafter="none")
@@ -154,13 +154,13 @@ def test_at_concurrency_1_only_the_speedup_counts() -> None:
 
 
 def test_a_faster_policy_whose_accuracy_is_not_known_is_named_and_the_exact_one_chosen() -> None:
-    assert choose(load(candidate("token", 1.5), steps(2.0))) == Choice("token", "stepspec")
-    assert choose(load(steps(2.0))) == Choice("target", "stepspec")
+    assert choose(load(candidate("token", 1.5), steps(2.0))) == Choice("token", "two-level")
+    assert choose(load(steps(2.0))) == Choice("target", "two-level")
     assert choose(load(candidate("token", 2.5, (2.0, 3.0)), steps(2.0))) == Choice("token", None)
 
 
 def test_a_policy_that_is_known_to_keep_the_accuracy_is_chosen() -> None:
-    assert choose(load(candidate("token", 1.5), steps(2.0, loss=0.009))) == Choice("stepspec", None)
+    assert choose(load(candidate("token", 1.5), steps(2.0, loss=0.009))) == Choice("two-level", None)
 
 
 def test_a_policy_that_is_known_to_lose_accuracy_is_not_even_named() -> None:
@@ -448,8 +448,8 @@ def test_right_answers_count_only_where_all_prompts_have_one(
 
 def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> None:
     found = make_candidates([], scripted_pair())
-    assert list(found.policies) == ["target", "stepspec", "specreason-decode"]
-    assert [judge.name for judge in found.policies["stepspec"][0].judges] == ["rating.specreason"]
+    assert list(found.policies) == ["target", "two-level", "specreason-decode"]
+    assert [judge.name for judge in found.policies["two-level"][0].judges] == ["rating.specreason"]
     assert "stepspec cannot change it" in found.left_out["token-level"]
 
 
@@ -498,7 +498,7 @@ def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> No
     assert load.costs.target.pass_over_one.keys() == {1, 8, 64}
     tried = {trial.drafter for trial in found.trials}
     assert tried == {"draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"}
-    assert {"target", "draft-model", "stepspec", "specreason-decode"} <= {each.name for each in load.candidates}
+    assert {"target", "draft-model", "two-level", "specreason-decode"} <= {each.name for each in load.candidates}
     assert {each.drafter for each in load.candidates} | found.left_out.keys() >= tried
     assert found.memory.draft_overhead is not None
     assert load.num_prompts == 2
@@ -507,9 +507,9 @@ def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> No
 def test_thresholds_are_chosen_for_the_models(unanswered: Path) -> None:
     measured = Measured.model_validate_json((unanswered / "runs" / "measured.json").read_bytes())
     run = read_run(unanswered / "runs" / "c1")
-    assert {row.policy for row in iter_rows(unanswered / "runs" / "recorded")} == {"target", "stepspec", "bold"}
+    assert {row.policy for row in iter_rows(unanswered / "runs" / "recorded")} == {"target", "two-level", "bold"}
     assert measured.step_policy is not None
-    assert run.policies["stepspec"].text == (measured.step_policy or load_policy("stepspec")[1])
+    assert run.policies["two-level"].text == (measured.step_policy or load_policy("two-level")[1])
     if measured.step_policy:
         assert "not certified" in measured.step_policy
 
@@ -541,7 +541,7 @@ def test_the_advised_policy_is_the_one_that_was_run_and_runs(
 
 def test_what_is_said_of_chosen_thresholds_stays_in_the_advised_file(unanswered: Path) -> None:
     found = found_in(unanswered)
-    chosen = with_comments(load_policy("stepspec")[1], ["They are not certified."])
+    chosen = with_comments(load_policy("two-level")[1], ["They are not certified."])
     advice = found.advice.model_copy(update={"policy_text": chosen})
     comments = generated_comments(policy_text(found.model_copy(update={"advice": advice})))
     assert comments[0].startswith("Advised by stepspec on ")
@@ -615,7 +615,7 @@ def test_without_a_draft_only_drafters_that_need_none_are_tried(tmp_path: Path) 
     trials = [trial().model_copy(update={"drafter": "suffix"})]
     found = make_candidates(trials, pair)
     assert [name.partition("-")[0] for name in found.policies] == ["target", "suffix", "suffix"]
-    assert "--draft" in found.left_out["stepspec"]
+    assert "--draft" in found.left_out["two-level"]
 
 
 def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = (), rereads: bool = False) -> str:
@@ -637,10 +637,10 @@ def distant(way_s: float, acceptance: float = 0.9, *, draft_s: float = 1e-3) -> 
 
 
 def test_a_distant_draft_pays_up_to_a_way_that_follows_from_the_costs() -> None:
-    text = advice_text(advice("stepspec"), distant(0.02))
+    text = advice_text(advice("two-level"), distant(0.02))
     assert "The draft is 20.0 ms away. A step of 10 tokens takes it 30.0 ms with the way" in text
     assert "the target takes 10.0 ms to read the step and 100 ms to write it itself" in text
-    assert "As 90% of the steps are accepted under stepspec, steps pay by these costs up to about 70.0 ms." in text
+    assert "As 90% of the steps are accepted under two-level, steps pay by these costs up to about 70.0 ms." in text
     assert "distant draft" not in kinds(at=distant(0.02))
 
 
@@ -706,10 +706,10 @@ def test_advice_for_the_target_alone_gives_its_reasons_and_alternatives() -> Non
     reason = Reason(kind="memory", sentence="The draft is too large.")
     unproven = steps(2.0, num_to_know=1234, step_acceptance=0.8)
     text = advice_text(
-        advice("target", unproven="stepspec", reasons=[reason]), load(unproven), trials=[trial(0.1, 0.5)]
+        advice("target", unproven="two-level", reasons=[reason]), load(unproven), trials=[trial(0.1, 0.5)]
     )
     assert text.startswith(
-        "Here exact speculation does not pay: use the target alone. The draft is too large. stepspec is"
+        "Here exact speculation does not pay: use the target alone. The draft is too large. two-level is"
     )
     assert "its accuracy may be up to 16.0 points lower; about 1,234 prompts would show it to within a point" in text
     assert "no number of drafted tokens pays" in text

@@ -191,7 +191,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert stalling.ratio > 0
     assert stalling.ratio_ci is None, "from a single block of problems"
     assert "stalling" in done.stdout
-    assert "stepspec on gsm-mini, temperature 0; " in measured_block("overhead", file)
+    assert "two-level on gsm-mini, temperature 0; " in measured_block("overhead", file)
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2
     assert "Did you mean 'stalling'?" in refused.stderr
@@ -202,11 +202,11 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
 
 def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: Path) -> None:
     file = tmp_path / "conversation.json"
-    policies = ("--policy", "target", "--policy", "stepspec")
+    policies = ("--policy", "target", "--policy", "two-level")
     done = bench("conversation", *policies, "--conversations", "1", "--context", "100", "--json", file)
     assert done.returncode == 0, done.stderr
     found = Conversations.model_validate_json(file.read_bytes())
-    assert [(each.policy, each.up_to) for each in found.results] == [("target", 500), ("stepspec", 500)]
+    assert [(each.policy, each.up_to) for each in found.results] == [("target", 500), ("two-level", 500)]
     assert [at_context(length) for length in (1, 500, 501, 4000, 4001)] == [0, 0, 1, 3, 4]
     target, ours = found.results
     assert (target.speedup, target.from_draft, target.steps_accepted) == (1.0, 0.0, None)
@@ -217,7 +217,7 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
         "conversation", file
     )
     titles = re.findall("<title>(.*?)</title>", speed_by_context(found).image())
-    assert titles == ["target, up to 500: 1.00×", f"stepspec, up to 500: {ours.speedup:.2f}×"]
+    assert titles == ["target, up to 500: 1.00×", f"two-level, up to 500: {ours.speedup:.2f}×"]
     refused = bench("conversation", "--context", "9000")
     assert refused.returncode == 2
     assert "leaves no room" in refused.stderr
@@ -250,9 +250,9 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
 
 
 def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
-    ablation.write("stepspec", tmp_path / "policies")
+    ablation.write("two-level", tmp_path / "policies")
     changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
-    given = load_policy("stepspec")[0]
+    given = load_policy("two-level")[0]
     given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft", "no-cascade"}
     assert changed.keys() == CHANGES.keys() - given_already
     ablation.write(str(tmp_path / "policies" / "cascade.toml"), tmp_path / "again")
@@ -262,7 +262,7 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert changed["no-salvage"].salvage is None
     assert changed["no-salvage"].at(0).judges == given.at(0).judges
     assert not changed["no-hint"].token.hint
-    names = ("target", "stepspec", tmp_path / "policies" / "no-hint.toml")
+    names = ("target", "two-level", tmp_path / "policies" / "no-hint.toml")
     policies = [part for name in names for part in ("--policy", name)]
     done = stepspec("eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -276,7 +276,7 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
         ablation.compare_runs(tmp_path / "policies", tmp_path / "found.json")
     loads.main(tmp_path / "run", tmp_path / "loads.json")
     found = Loads.model_validate_json((tmp_path / "loads.json").read_bytes()).results
-    assert [each.policy for each in found] == ["target", "token", "stepspec", "no-hint"]
+    assert [each.policy for each in found] == ["target", "token", "two-level", "no-hint"]
     assert found[1].ratio == 1
     assert "| 1 | token |" in loads_block(tmp_path / "loads.json")
     with pytest.raises(UsageError):

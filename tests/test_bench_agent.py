@@ -116,9 +116,9 @@ def compared(num_tasks: int) -> tuple[Agents, list[tuple[str, str]]]:
         order.append((model, system))
         return Oracle(task, (lambda _: Call("wrong", {})) if model.endswith("@token") else right_call)
 
-    served = [{"id": "smol", "policy": "stepspec"}]
-    served += [{"id": f"smol@{name}", "policy": name} for name in ("stepspec", "target", "token")]
-    models = {policy: model_for(policy, served) for policy in ("stepspec", "target", "token")}
+    served = [{"id": "smol", "policy": "two-level"}]
+    served += [{"id": f"smol@{name}", "policy": name} for name in ("two-level", "target", "token")]
+    models = {policy: model_for(policy, served) for policy in ("two-level", "target", "token")}
     with pytest.raises(UsageError, match="tokne"):
         model_for("tokne", served)
     clients = {"langchain": begin, "openai": begin}
@@ -139,7 +139,7 @@ def test_the_record_round_trips_and_its_table_has_all_figures() -> None:
     assert stepspec.speedup_ci is not None
     assert target.speedup == 1
     rows = rows_of(found)
-    assert [row[1] for row in rows] == ["stepspec", "target", "token"] * 3
+    assert [row[1] for row in rows] == ["two-level", "target", "token"] * 3
     assert all(len(row) == len(HEADS) for row in rows)
     assert rows[1][3] == "1.00×"
     assert "63.6%" in rows[0]

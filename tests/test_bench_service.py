@@ -110,7 +110,7 @@ class FakeService:
 
     def _page(self, path: str) -> bytes:
         if path == "/v1/models":
-            return json.dumps({"data": [{"id": name, "policy": "stepspec"} for name in ("m", "m@target")]}).encode()
+            return json.dumps({"data": [{"id": name, "policy": "two-level"} for name in ("m", "m@target")]}).encode()
         return (
             str(len(self.leaked)).encode()
             if path == "/tasks"
@@ -251,7 +251,7 @@ def test_percentiles_are_values() -> None:
 def test_a_speedup_is_that_of_the_delays() -> None:
     async def measure(service: Service) -> Concurrency:
         policy, *models = await models_of(service)
-        assert (policy, models) == ("stepspec", ["m", "m@target"])
+        assert (policy, models) == ("two-level", ["m", "m@target"])
         result = await at_concurrency(service, ("m", "m@target"), ["?"] * 12, 2, 3, 0.0, lambda *_: None)
         about = {"policy": policy, "benchmark": "gsm-mini", "temperature": 0.0, "engines": {}}
         return Concurrency.model_validate({**CONDITIONS, **about, "results": [result]})
@@ -394,7 +394,7 @@ def test_throughput_is_checked_against_the_target_and_against_one_request(
         tokens_ratio_ci=None,
     )  # fmt: skip
     many = one.model_copy(update={"concurrency": 16, "tokens_per_s": 300.0, **change})
-    about: Any = {"policy": "stepspec", "benchmark": "gsm-mini", "temperature": 0.0, "engines": {}}
+    about: Any = {"policy": "two-level", "benchmark": "gsm-mini", "temperature": 0.0, "engines": {}}
     assert Concurrency(**CONDITIONS, **about, results=[one, many]).holds == holds
 
 

@@ -50,7 +50,7 @@ async def pair(random_draft: Path) -> AsyncIterator[Pair]:
 
 def strict() -> Policy:
     """Return a policy that salvages nothing from a random draft, so that the text is the target's own."""
-    policy = load_policy("stepspec")[0]
+    policy = load_policy("two-level")[0]
     return policy.model_copy(update={"salvage": None})
 
 
@@ -69,12 +69,12 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     policy = strict()
     result = await StepSpec(policy=policy, pair=pair).generate(QUESTION)
     assert 0 < result.usage.wasted_tokens <= result.counts.committed + 2 * policy.step.max_step_tokens
-    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.cancelled
+    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.abandoned
 
 
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [("target", {}), ("stepspec", {}), ("stepspec", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
+    [("target", {}), ("two-level", {}), ("two-level", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
 )
 async def test_the_parts_of_the_time_add_up_to_almost_all_of_it(
     pair: Pair, policy: str, options: dict[str, Any]
@@ -92,5 +92,5 @@ async def test_an_accepted_step_that_the_target_never_read_has_only_its_tokens(
     monkeypatch.setattr(Request, "has_control_token", lambda *_: False)  # its control tokens are found before these
     table = {"version": 1, "summary": "a test", "family": "score", "judges": [{"kind": "always"}]}
     result = await StepSpec(policy=Policy.model_validate(table), pair=pair).generate(QUESTION, max_tokens=600)
-    assert result.counts.cancelled > 0
+    assert result.counts.abandoned > 0
     assert result.answer

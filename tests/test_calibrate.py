@@ -41,11 +41,11 @@ def invoke(*arguments: str | Path) -> Result:
 async def calibrated(
     folder: Path, plan: Plan, data: Path | None = None, at_most: float | None = None
 ) -> tuple[Calibrated, str]:
-    """Calibrate `stepspec` for the embedded pair."""
+    """Calibrate `two-level` for the embedded pair."""
     async with Local(load_pair(notes=False)) as executor:
         name, split = ("gsm-mini", "calibration") if data is None else ("questions", None)
         benchmark = calibration_split(name, load_benchmark(name)[1], split)
-        task = await load_task(name, benchmark, data, load_policy("stepspec")[1], executor, plan)
+        task = await load_task(name, benchmark, data, load_policy("two-level")[1], executor, plan)
         return await calibrate(task, executor, folder, Budget(None), SILENT, SMALL, at_most)
 
 
@@ -189,7 +189,7 @@ def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, 
     before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
     again = asyncio.run(calibrated(folder, Plan(max_loss=0.9, max_problems=20, concurrency=4), at_most=0.3))
     policy = Policy.model_validate(tomllib.loads(again[1]))
-    shipped = load_policy("stepspec")[0]
+    shipped = load_policy("two-level")[0]
     assert policy.at(0.3).certificate not in (None, shipped.at(0.3).certificate)
     assert policy.at(0.6).certificate == shipped.at(0.6).certificate
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
@@ -250,7 +250,7 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
     folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
     train = ["gsm-mini", "--split", "train"]
     policy = tmp_path / "mine.toml"
-    policy.write_text(load_policy("stepspec")[1])
+    policy.write_text(load_policy("two-level")[1])
     for arguments, message in [
         ([data, *folder], "A calibration needs at least 150 problems, got 5."),
         (["gsm-mini", "--max-loss", "0", *folder], "--max-loss must be above 0"),
@@ -314,7 +314,7 @@ def test_losses_of_repeats_are_averaged_by_problem() -> None:
 
 
 def test_thresholds_by_temperature() -> None:
-    given = load_policy("stepspec")[0].model_copy(update={"salvage": SalvageTable(redraft=True)})
+    given = load_policy("two-level")[0].model_copy(update={"salvage": SalvageTable(redraft=True)})
     table = changed_policy(given, {"likelihood.min": -3.0}, -1.0).model_dump() | {
         "temperatures": [{"at_most": 0.3, "thresholds": {"likelihood.min": -2.0}, "min_logprob": -4.0}]
     }

@@ -57,7 +57,7 @@ async def test_one_pass_judges_all_steps_of_a_chain() -> None:
         "accepted": 4 + 5 + 1,
         "drafted": 4 + 5 + 1,
         "forced": 5,
-        "target_generated": 5,
+        "generated": 5,
         "committed": 15,
         "steps": 2,
         "steps_proposed": 2,
@@ -72,7 +72,7 @@ async def test_steps_after_a_rejected_one_are_dropped() -> None:
     play = await Stage(chains(), replies, opinions, [OTHER, ANSWER]).play()
     assert [(origin, text) for origin, text, *_ in play.steps] == [("draft", ONE), ("target", OTHER)]
     counts = play.result.counts
-    assert (counts.accepted, counts.rejected, counts.cancelled, counts.steps_judged) == (4 + 1, 5, 4, 2)
+    assert (counts.accepted, counts.rejected, counts.abandoned, counts.steps_judged) == (4 + 1, 5, 4, 2)
     assert [step.scores["likelihood.min"] for step in play.result.steps] == [-0.1, -9.0]
 
 
@@ -193,7 +193,7 @@ async def test_the_answer_is_drafted_after_a_chain_that_could_go_on() -> None:
     play = await stage.play()
     assert play.result.answer == "So 9."
     counts = play.result.counts
-    assert (counts.accepted, counts.cancelled, counts.forced) == (4 + 5 + 1 + 5, 1, 0)
+    assert (counts.accepted, counts.abandoned, counts.forced) == (4 + 5 + 1 + 5, 1, 0)
     assert counts.target_passes == 2
 
 
@@ -229,7 +229,7 @@ async def test_however_sure_the_draft_is_the_target_decides_about_the_end() -> N
     assert [origin for origin, *_ in play.steps] == ["draft", "target"]
     assert play.result.answer == "So 9."
     counts = play.result.counts
-    assert (counts.accepted, counts.rejected, counts.cancelled) == (4 + 1 + 5, 1, 5)
+    assert (counts.accepted, counts.rejected, counts.abandoned) == (4 + 1 + 5, 1, 5)
 
 
 def reading_again(
@@ -250,7 +250,7 @@ async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer
     assert [call.prompt for call in stage.draft.calls] == prompts
     assert [call.continuation for call in stage.target.calls] == [ONE, TWO, END + ANSWER]
     assert play.result.answer == "So 9."
-    assert play.result.counts.cancelled == 0
+    assert play.result.counts.abandoned == 0
 
 
 async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.
 
 async def test_an_answer_that_the_draft_may_not_write_says_nothing_about_reading_again() -> None:
     stage = reading_again(ONE, TWO, END, writes=(ANSWER,), temperature=0.6)
-    stage.request.pace.wrote(100, 5.0)
+    stage.request.pace.generated(100, 5.0)
     await stage.play()
     assert stage.request.pace.rereads(200)
 
@@ -296,7 +296,7 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
     pace, seconds, tokens, chains, most = StepPace(0.05), 0.0, 0, 0, 0.0
     for _ in range(3000):
         if pace.pauses:
-            pace.wrote(10, 1.0)
+            pace.generated(10, 1.0)
             tokens += 10
         else:
             pace.ended(committed, 1.0)
@@ -312,10 +312,10 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
 def test_chains_that_save_little_are_few(saved: float, least: float, most: float) -> None:
     """The target writes 10 tokens a second. A draft that is as fast may write longer texts."""
     pace, chains = StepPace(0.02), 0
-    pace.wrote(64, 6.4)
+    pace.generated(64, 6.4)
     for _ in range(3000):
         if pace.pauses:
-            pace.wrote(10, 1.0)
+            pace.generated(10, 1.0)
         else:
             pace.ended(10, 1 - saved)
             chains += 1
@@ -330,7 +330,7 @@ def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
         for request in range(16):
             stack.enter_context(pace.request(request))
         for _ in range(written):
-            pace.wrote(10, 1.0)
+            pace.generated(10, 1.0)
             speculating = [request for request in range(16) if pace.speculates(request)]
             for request in speculating:
                 pace.ended(0, 1.0, request)
@@ -350,11 +350,11 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
         if pace.speculates(request):
             pace.tries(request)
             pace.ended(44, chain_s, request)
-            pace.wrote(3, 3 * 5 * token_s)
+            pace.generated(3, 3 * 5 * token_s)
             pace.regenerated(3, 3 * 5 * token_s)
             seconds, tokens = seconds + chain_s + 3 * 5 * token_s, tokens + 47
         else:
-            pace.wrote(16, 16 * token_s + stall_s, control=True)
+            pace.generated(16, 16 * token_s + stall_s, control=True)
             seconds, tokens, stall_s = seconds + 16 * token_s, tokens + 16, 0.0
     assert seconds <= most * tokens * token_s
 
@@ -377,9 +377,9 @@ def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
 def test_writing_earns_a_share_of_its_time_and_slow_writing_no_more(num_tokens: int, seconds: float) -> None:
     """What follows a rejected step is slow to write, and an answer fast."""
     pace = StepPace(0.05)
-    pace.wrote(32, 0.32, control=True)
+    pace.generated(32, 0.32, control=True)
     pace.ended(0, 20.0)
-    pace.wrote(num_tokens, seconds)
+    pace.generated(num_tokens, seconds)
     assert pace.pauses
 
 
@@ -388,7 +388,7 @@ async def test_a_text_that_comes_in_one_piece_after_the_prompt_earns_too(is_know
     """It says nothing about the target's speed, and may be all that a server ever sends while the draft rests."""
     pace = paused()
     if is_known:
-        pace.wrote(32, 0.0001)
+        pace.generated(32, 0.0001)
         while not pace.pauses:
             pace.ended(0, 1.0)
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [], [], [Reply(ONE + END + ANSWER, delay_s=0.05)])
@@ -405,10 +405,10 @@ class Written:
     noted: list[tuple[int, float, bool]] = field(default_factory=list[tuple[int, float, bool]])
     unknown_s: float = 0.0
 
-    def wrote(self, num_tokens: int, seconds: float, *, control: bool) -> None:
+    def generated(self, num_tokens: int, seconds: float, *, control: bool) -> None:
         self.noted.append((num_tokens, round(seconds, 6), control))
 
-    def wrote_at_unknown_speed(self, seconds: float) -> None:
+    def generated_at_unknown_speed(self, seconds: float) -> None:
         self.unknown_s += seconds
 
 
@@ -472,7 +472,7 @@ def test_the_answer_is_no_control() -> None:
 
 def test_a_change_for_the_worse_costs_a_few_chains() -> None:
     pace = StepPace(0.05)
-    pace.wrote(10, 1.0)
+    pace.generated(10, 1.0)
     for _ in range(100):
         pace.ended(50, 1.0)
     wasted = 0
@@ -487,10 +487,10 @@ def test_what_speculation_saved_under_load_is_not_spent_where_it_does_not_pay() 
     with ExitStack() as stack:
         for number in range(16):
             stack.enter_context(pace.load.request(number))
-        pace.wrote(32, 3.2)  # 100 ms a token
+        pace.generated(32, 3.2)  # 100 ms a token
         for _ in range(20):
             pace.ended(20, 0.5)
-    pace.wrote(32, 0.32)  # 10 ms a token
+    pace.generated(32, 0.32)  # 10 ms a token
     while not pace.pauses and wasted < 20:
         pace.ended(20, 1.0)
         wasted += 1
@@ -516,7 +516,7 @@ def test_under_load_the_common_throughput_decides() -> None:
                 if mode:
                     pace.ended(20, rates[mode] * slow, request)
                 else:
-                    pace.wrote(20, rates[mode] * slow, control=True)
+                    pace.generated(20, rates[mode] * slow, control=True)
                 pace.load.committed(request, 20)
     assert longest <= 15, "no more than an epoch of the target"
 
@@ -545,7 +545,7 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
 
 async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> None:
     stage, pace = Stage(chains(1), [ONE, END], [Opinion(ONE, delay_s=0.5), END], [ANSWER]), StepPace(0.02)
-    pace.wrote(100, 1.0)
+    pace.generated(100, 1.0)
     for num_tokens in 20 * (4, 8):
         pace.costs.read(num_tokens, 0.001 * num_tokens)
     stage.request.pace, before_s = pace, pace._balance_s
@@ -561,7 +561,7 @@ async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     assert unread[0] == prompt
     assert unread[1:] == [0, 0]
     pace = StepPace(0.02)
-    pace.wrote(100, 1.0)
+    pace.generated(100, 1.0)
     assert pace.patience_s(10_000) is None, "the first step takes what it takes"
     pace.costs.drafted(64, 5.0)
     assert pace.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
@@ -578,7 +578,7 @@ def test_the_first_step_of_a_session_is_allowed_whatever_it_takes(
         stage = Stage(chains(1, score={"max_overhead": 0.02}), draft, opinions, [writes] * 9)
         stage.request.pace = StepPace(0.02)
         if is_known:
-            stage.request.pace.wrote(64, 64 * token_s)
+            stage.request.pace.generated(64, 64 * token_s)
         return await stage.play()
 
     runner = asyncio.Runner(loop_factory=VirtualLoop)
@@ -616,7 +616,7 @@ async def test_a_result_says_why_no_step_was_proposed(
         stage.request.pace.ended(0, 5.0)
     result = (await stage.play()).result
     assert (result.not_proposed, result.counts.steps_proposed) == (why, int(why is None))
-    assert result.counts.cancelled == (why in ("the draft was too slow", "the draft failed")), "one token was abandoned"
+    assert result.counts.abandoned == (why in ("the draft was too slow", "the draft failed")), "one token was abandoned"
     shown = figures(result)
     assert ("proposed" in shown) == (why != "the policy proposes none")
     assert why is None or why == "the policy proposes none" or f"0 steps proposed ({why})" in shown
@@ -644,7 +644,7 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
 def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_and_then() -> None:
     pace = StepPace()
     assert [pace.rereads(num_tokens) for num_tokens in (256, 257)] == [True, False]
-    pace.wrote(100, 5.0)  # 50 ms a token
+    pace.generated(100, 5.0)  # 50 ms a token
     pace.reread(11, 0.5)
     assert pace.rereads(200)
     pace.reread(0, 0.5)

@@ -182,7 +182,8 @@ def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("run", QUESTION, "--policy", "stepsec"), "no policy 'stepsec'. Did you mean 'stepspec'?"),
+        (("run", QUESTION, "--policy", "twolevel"), "no policy 'twolevel'. Did you mean 'two-level'?"),
+        (("run", QUESTION, "--policy", "stepspec"), "The policy 'stepspec' is called 'two-level' since 0.2.0."),
         (("run", QUESTION, "--policy", "no/such.toml"), "no policy file at 'no/such.toml'"),
         (("run", QUESTION, "--temperature", "-1"), "temperature must be between 0 (greedy) and 10, got -1"),
         (("run", QUESTION, "--temperature", "nan"), "temperature must be a finite number, got nan"),

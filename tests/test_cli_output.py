@@ -154,7 +154,7 @@ class _Text:
 
 
 def test_the_tables_of_runs_fit_60_columns(tmp_path: Path) -> None:
-    problems, policies = make_problems(6), ("target", "token", "stepspec", "look-ahead-with-a-long-name", "draft")
+    problems, policies = make_problems(6), ("target", "token", "two-level", "look-ahead-with-a-long-name", "draft")
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
     run, rows = read_run(tmp_path / "run"), rows_of(tmp_path / "run")
     (compared, *_) = compare(run, rows, run, rows, ()).policies

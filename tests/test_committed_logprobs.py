@@ -29,7 +29,7 @@ async def pair() -> AsyncIterator[Pair]:
     await loaded.aclose()
 
 
-@pytest.mark.parametrize("policy", ["target", "token", "stepspec", "draft"])
+@pytest.mark.parametrize("policy", ["target", "token", "two-level", "draft"])
 async def test_they_are_those_of_the_target(pair: Pair, policy: str) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -13,7 +13,7 @@ from stepspec.evaluation.compare import Comparison, PolicyComparison, compare
 from stepspec.evaluation.compare.tables import differences_table, policy_table
 from stepspec.evaluation.records import EngineRecord, PolicyRecord, ResultRow, RunRecord, TimeRecord, TokenRecord
 
-POLICIES = ("target", "stepspec")
+POLICIES = ("target", "two-level")
 
 
 def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord:
@@ -199,7 +199,7 @@ def test_a_policy_that_cannot_be_compared_is_refused() -> None:
         compare(make_run(), [], make_run(("token",)), [], ["target=tokn"])
     with pytest.raises(UsageError, match=r"no policy in common.*NAME_IN_A=NAME_IN_B"):
         compare(make_run(("old",)), [], make_run(("new",)), [])
-    with pytest.raises(UsageError, match="no problem that both runs have finished under target, stepspec"):
+    with pytest.raises(UsageError, match="no problem that both runs have finished under target, two-level"):
         compare(make_run(), make_rows(), make_run(), [])
 
 
@@ -246,12 +246,12 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
         engines={"target": EngineRecord(name="big", weights="1", dtype="bfloat16", device="cpu"), "draft": None},
         started="2001-01-01T00:00:00+00:00",
     )
-    changed.policies["stepspec"] = PolicyRecord(text="other", sha256="f" * 64, kind="step")
+    changed.policies["two-level"] = PolicyRecord(text="other", sha256="f" * 64, kind="step")
     comparison = compare(make_run(), make_rows(), changed, make_rows())
     assert [(each.name, each.a, each.b) for each in comparison.differences] == [
         ("engines.target.dtype", "float32", "bfloat16"),
         ("commit", None, "0123456789ab-dirty"),
-        ("policies.stepspec", "hash of stepspec", "f" * 12),
+        ("policies.two-level", "hash of two-level", "f" * 12),
     ]
     assert "As the policy, the models and the software differ, changes" in comparison.conclusions[0]
 
@@ -371,12 +371,12 @@ def test_the_tables_fit_the_terminal(width: int) -> None:
 
 
 def test_a_run_with_missing_answers_has_no_speed_in_a_comparison() -> None:
-    complete = [make_row(f"p{index}", "stepspec") for index in range(40)]
+    complete = [make_row(f"p{index}", "two-level") for index in range(40)]
     short = [
-        make_row(f"p{index}", "stepspec", wall_s=0.1, **({"finish_reason": "length"} if index < 10 else {}))
+        make_row(f"p{index}", "two-level", wall_s=0.1, **({"finish_reason": "length"} if index < 10 else {}))
         for index in range(40)
     ]
-    run = make_run(("stepspec",))
+    run = make_run(("two-level",))
     for a, b, slow, fast in ((complete, short, "A", "B"), (short, complete, "B", "A")):
         (compared,) = compare(run, a, run, b).policies
         reason = f"The speed of {fast} does not count: {slow} answered 10 of the 40 requests that it did not."

@@ -71,7 +71,7 @@ async def test_accepted_steps_are_the_draft_s_and_the_answer_is_the_target_s() -
         "accepted": 4 + 5 + 1,
         "drafted": 4 + 5 + 1,
         "forced": 5,
-        "target_generated": 5,
+        "generated": 5,
         "committed": 15,
         "steps": 2,
         "steps_proposed": 2,
@@ -93,7 +93,7 @@ async def test_the_target_writes_a_rejected_step_again_from_its_beginning() -> N
         "forced": 5,
         "drafted": 5,
         "rejected": 4,
-        "target_generated": 10,
+        "generated": 10,
         "committed": 11,
         "steps": 1,
         "steps_proposed": 1,
@@ -119,7 +119,7 @@ async def test_salvage_keeps_the_agreed_beginning_and_the_target_s_next_token_is
         "forced": 5,
         "drafted": 6 + 1,
         "rejected": 4,
-        "target_generated": 9,
+        "generated": 9,
         "committed": 12,
         "steps": 1,
         "steps_proposed": 1,
@@ -566,7 +566,7 @@ async def test_a_caller_that_reads_slowly_says_nothing_about_the_models(monkeypa
         noted.append(values[-1])
 
     pace = stage.request.pace
-    for place, name in ((pace, "wrote"), (pace, "regenerated")):
+    for place, name in ((pace, "generated"), (pace, "regenerated")):
         monkeypatch.setattr(place, name, note)
     async with aclosing(stage.events()) as events:
         async for _ in events:
@@ -585,7 +585,7 @@ async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_c
     assert play.result.answer == "So 9."
     assert play.counted == {
         "forced": 17,
-        "target_generated": 17,
+        "generated": 17,
         "committed": 17,
         "steps": 3,
         "target_passes": 17,
@@ -703,7 +703,7 @@ async def test_a_draft_that_fails_midway_is_not_asked_again_and_its_tokens_are_c
     assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
     assert play.result.answer == "So 9."
     assert len(stage.draft.calls) == 2
-    assert (play.counted["drafted"], play.counted["cancelled"]) == (6, 2)
+    assert (play.counted["drafted"], play.counted["abandoned"]) == (6, 2)
 
 
 async def test_a_draft_with_a_full_context_leaves_the_rest_to_the_target() -> None:
@@ -768,7 +768,7 @@ async def test_a_context_too_short_for_the_judge_s_question_leaves_the_rest_to_t
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
     assert play.result.answer == "So 9."
-    assert (play.counted["drafted"], play.counted["cancelled"]) == (4, 4)
+    assert (play.counted["drafted"], play.counted["abandoned"]) == (4, 4)
 
 
 async def test_a_context_that_fills_midway_ends_the_request_with_the_committed_text() -> None:
@@ -777,7 +777,7 @@ async def test_a_context_that_fills_midway_ends_the_request_with_the_committed_t
     play = await stage.play()
     assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
     assert play.result.finish_reason == "length"
-    assert play.counted["cancelled"] == 5
+    assert play.counted["abandoned"] == 5
 
 
 async def test_a_salvaged_part_that_fills_the_context_is_committed() -> None:

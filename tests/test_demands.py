@@ -306,7 +306,7 @@ async def test_a_schema_is_refused_if_the_engine_does_not_support_it() -> None:
 
 async def test_a_tool_call_is_an_event_and_not_part_of_the_answer() -> None:
     pair = following_pair()
-    spec = StepSpec(policy="stepspec", pair=pair)
+    spec = StepSpec(policy="two-level", pair=pair)
     events = [event async for event in spec.stream("Please add 4.", tools=[ADD])]
     (called,) = [event.call for event in events if isinstance(event, ToolCalled)]
     assert (called.name, json.loads(called.arguments)) == ("add", {"a": 4})
@@ -319,7 +319,7 @@ async def test_a_tool_call_is_an_event_and_not_part_of_the_answer() -> None:
 
 async def test_both_models_see_the_result_of_a_tool() -> None:
     pair = following_pair()
-    spec = StepSpec(policy="stepspec", pair=pair)
+    spec = StepSpec(policy="two-level", pair=pair)
     first = await spec.generate("Please add 4.", tools=[ADD])
     call = first.tool_calls[0]
     turns = [
@@ -344,13 +344,13 @@ async def test_both_models_see_the_result_of_a_tool() -> None:
 @pytest.mark.parametrize("choice", ["required", "add"])
 async def test_a_required_call_is_enforced_by_a_schema(choice: str) -> None:
     pair = following_pair()
-    result = await ask(pair, "stepspec", "It is 4.", tools=[ADD], tool_choice=choice)
+    result = await ask(pair, "two-level", "It is 4.", tools=[ADD], tool_choice=choice)
     assert [(call.name, json.loads(call.arguments)) for call in result.tool_calls] == [("add", {"a": 4})]
     assert result.finish_reason == "tool_calls"
 
 
 async def test_a_call_is_distinguished_from_a_json_answer() -> None:
-    result = await ask(following_pair(), "stepspec", "It is 4.", tools=[ADD], json_schema=SCHEMA)
+    result = await ask(following_pair(), "two-level", "It is 4.", tools=[ADD], json_schema=SCHEMA)
     assert [call.name for call in result.tool_calls] == ["add"]
 
 
@@ -390,7 +390,7 @@ async def test_contradictory_options_are_refused() -> None:
 async def test_a_draft_s_call_is_rejected_without_a_judge_and_the_target_writes_its_own() -> None:
     """Without separate thinking, a step may be a tool call."""
     pair = pair_of([f"{CALL}<|end|>"], [ONE, Opinion(CALL, rating="9")], [ONE, f"{CALL}<|end|>"], tags=False)
-    spec = StepSpec(policy="stepspec", pair=pair)
+    spec = StepSpec(policy="two-level", pair=pair)
     events = [event async for event in spec.stream("Please.", tools=[ADD])]
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert [(step.origin, step.num_from_draft) for step in steps] == [("draft", 4), ("target", 0)]

@@ -73,7 +73,7 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
     written = [ANSWER] if goes_on else [".\n\n", ANSWER]
     stage = Stage(policy, drafted, opinions, written, draft_kind=kind)
     stage.request.pace.costs = measured(draft_s=draft_s, pass_s=0.001)
-    stage.request.pace.wrote(64, 1.28)  # 20 ms a token
+    stage.request.pace.generated(64, 1.28)  # 20 ms a token
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("salvaged", "Three nine ten.\n\n" if goes_on else OTHER)]
 
@@ -85,7 +85,7 @@ def row(policy: str, round_trip_ms: float | None, **changes: Any) -> AtDistance:
 
 
 def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
-    results = [row("target", None), row("stepspec", None), row("lookahead", 5.0), row("stepspec", 5.0)]
+    results = [row("target", None), row("two-level", None), row("lookahead", 5.0), row("two-level", 5.0)]
     found = Distances(
         versions={},
         commit=None,
@@ -101,8 +101,8 @@ def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
     lines = measured_block("distance", tmp_path / "embedded.json").splitlines()
     assert [line.split(" | ")[:2] for line in lines[2:6]] == [
         ["| target", "in this process"],
-        ["| stepspec", "in this process"],
-        ["| stepspec", "5 ms"],
+        ["| two-level", "in this process"],
+        ["| two-level", "5 ms"],
         ["| lookahead", "5 ms"],
     ]
     assert "1.50× [1.25, 1.75]" in lines[4]

@@ -147,7 +147,7 @@ def test_a_run_folder_holds_conditions_rows_traces_summary_and_report(tmp_path: 
     assert RunRecord.model_validate_json((folder / "run.json").read_bytes()) == stored
     assert Summary.model_validate_json((folder / "summary.json").read_bytes()) == summary
     traces = [Trace.model_validate_json(line) for line in (folder / "traces.jsonl").read_bytes().splitlines()]
-    assert {trace.steps[0].text for trace in traces if trace.policy == "stepspec"} == {"One.\n\n"}
+    assert {trace.steps[0].text for trace in traces if trace.policy == "two-level"} == {"One.\n\n"}
     assert all("text" not in step for row in map(json.loads, (folder / "rows.jsonl").open()) for step in row["steps"])
 
 
@@ -238,7 +238,7 @@ def test_problems_that_do_not_fit_never_stop_the_run(tmp_path: Path) -> None:
 
 def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_path: Path) -> None:
     def fail(policy: str, question: str) -> Result:
-        if policy == "stepspec" and question != WARM_UP_QUESTION:
+        if policy == "two-level" and question != WARM_UP_QUESTION:
             raise EngineError("It broke.")
         return answer_right(policy, question)
 
@@ -406,7 +406,7 @@ def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: P
     for _ in range(2):  # merging again adds nothing
         summary = merge([tmp_path / "a", tmp_path / "b", tmp_path / "a"], tmp_path / "all")
         assert summary.n == 7
-        assert summary.policies["stepspec"].failed == 1
+        assert summary.policies["two-level"].failed == 1
         assert len(rows_of(tmp_path / "all")) == len(list(iter_traces(tmp_path / "all"))) == 7 * len(POLICIES)
         assert len(list(iter_blocks(tmp_path / "all"))) == 7 * len(POLICIES)
     assert [each.hardware for each in read_run(tmp_path / "all").resumed] == [{"cpu": "Other"}]
@@ -640,8 +640,8 @@ def test_throughput_counts_the_blocks_that_all_policies_have_finished(tmp_path: 
 
 
 def test_the_target_is_always_one_of_the_policies() -> None:
-    assert list(load_policies(["stepspec"])) == ["target", "stepspec"]
-    assert list(load_policies(["stepspec", "target"])) == ["stepspec", "target"]
+    assert list(load_policies(["two-level"])) == ["target", "two-level"]
+    assert list(load_policies(["two-level", "target"])) == ["two-level", "target"]
 
 
 def test_policies_need_different_names_and_the_target_alone_as_the_baseline(tmp_path: Path) -> None:
@@ -649,11 +649,11 @@ def test_policies_need_different_names_and_the_target_alone_as_the_baseline(tmp_
     impostor.write_text(list_data_files("policies")["lookup"].read_text("utf-8"), "utf-8")
     with pytest.raises(UsageError, match="must be the target alone"):
         load_policies([str(impostor)])
-    impostor.write_text(list_data_files("policies")["stepspec"].read_text("utf-8"), "utf-8")
+    impostor.write_text(list_data_files("policies")["two-level"].read_text("utf-8"), "utf-8")
     with pytest.raises(UsageError, match="must be the target alone"):
         load_policies([str(impostor)])
-    with pytest.raises(UsageError, match="two policies called 'stepspec'"):
-        load_policies(["stepspec", "stepspec"])
+    with pytest.raises(UsageError, match="two policies called 'two-level'"):
+        load_policies(["two-level", "two-level"])
 
 
 def test_conditions_record_where_figures_come_from() -> None:

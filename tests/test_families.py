@@ -177,7 +177,7 @@ async def test_a_draft_that_fails_leaves_the_target_alone() -> None:
 
     play = await staged(compare(), steps(OWN), broken).play()
     assert play.result.reasoning == "".join(OWN)
-    assert play.result.counts.cancelled > 0
+    assert play.result.counts.abandoned > 0
 
 
 async def test_a_question_that_fails_rejects() -> None:
@@ -420,7 +420,7 @@ async def test_of_several_accepted_candidates_the_best_is_kept() -> None:
     play = await staged(policy, steps(OWN), draft, temperature=1.0).play()
     assert origins(play)[0] == ("draft", OWN[0])
     assert len([event for event in play.events if isinstance(event, StepProposed) and event.index == 0]) == 3
-    assert play.result.counts.cancelled == 3 * 4 + 3 * 3 * 4  # an equal one and two accepted, then three equal ones
+    assert play.result.counts.abandoned == 3 * 4 + 3 * 3 * 4  # an equal one and two accepted, then three equal ones
 
 
 async def test_without_an_accepted_candidate_the_target_writes_the_step() -> None:
@@ -435,7 +435,7 @@ async def test_a_step_that_repeats_itself_is_aborted() -> None:
     stage = staged(score(), steps(OWN), lambda *_: endless)
     play = await stage.play()
     assert play.result.reasoning == "".join(OWN)
-    assert 32 <= play.result.counts.cancelled / (len(OWN) + 1) < 48
+    assert 32 <= play.result.counts.abandoned / (len(OWN) + 1) < 48
     assert play.result.counts.steps_judged == 0
 
 
@@ -445,7 +445,7 @@ async def test_a_step_whose_entropy_stays_high_is_aborted() -> None:
     stage = staged(score(step={"abort_entropy": 3.0}), steps(OWN), lambda *_: unsure)
     play = await stage.play()
     assert play.result.reasoning == "".join(OWN)
-    assert play.result.counts.cancelled == 16 * (len(OWN) + 1)
+    assert play.result.counts.abandoned == 16 * (len(OWN) + 1)
 
 
 async def test_many_candidates_do_not_end_the_speculation() -> None:

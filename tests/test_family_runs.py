@@ -206,7 +206,7 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     counts.check(stage.max_tokens)
     assert counts.drafted == draft.num_delivered
     # A verifying pass or a limit gives at most two tokens in a step, and `words` a sentence.
-    given = counts.target_generated - target.num_delivered
+    given = counts.generated - target.num_delivered
     sentence = len(stage.tokenizer.encode(CHECK_STEPS)) if stage.policy.family == "route" else 0
     assert 0 <= given <= (2 + sentence) * (counts.steps + 1)
     steps = [event.step for event in events if isinstance(event, StepCommitted)]

@@ -64,10 +64,10 @@ def test_the_target_policy_is_refused_where_the_engine_drafts_by_itself() -> Non
 
 
 @pytest.mark.parametrize("models", [pair(), steered(None), steered("none"), steered(NGRAM)])
-@pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
+@pytest.mark.parametrize("policy", ["engine", "specreason", "two-level"])
 def test_policies_that_leave_drafting_to_the_engine_run_on_every_engine(models: Pair, policy: str) -> None:
     fitted = StepSpec(policy=policy, pair=models).policy
-    drafts = policy == "stepspec" and models.target.drafters == OURS
+    drafts = policy == "two-level" and models.target.drafters == OURS
     assert fitted.token.drafter == ("draft-model" if drafts else "engine")
 
 
@@ -101,12 +101,12 @@ def test_auto_takes_the_best_supported_drafter_and_warns_if_it_is_not_the_draft_
 
 
 def test_an_evaluation_runs_the_supported_policies_and_names_those_it_leaves_out() -> None:
-    wanted = load_policies(["target", "token", "specreason", "specreason-decode", "stepspec"])
+    wanted = load_policies(["target", "token", "specreason", "specreason-decode", "two-level"])
     fitted = fit_policies(wanted, steered(NGRAM), leave_out=True)
     assert {name: policy.token.drafter for name, (policy, _) in fitted.policies.items()} == {
         "target": "engine",
         "specreason": "engine",
-        "stepspec": "engine",
+        "two-level": "engine",
     }
     assert fitted.policies["target"][1] == load_policy("engine")[1]
     notes = " ".join(fitted.notes)
@@ -120,15 +120,15 @@ def test_an_evaluation_runs_the_supported_policies_and_names_those_it_leaves_out
 @pytest.mark.parametrize(
     ("models", "policies"),
     [
-        (pair(), ["target", "token", "stepspec"]),
-        (pair(OURS[1:]), ["target", "lookup", "stepspec"]),
-        (steered(None), ["target", "stepspec"]),
-        (steered("none"), ["target", "stepspec"]),
-        (steered(NGRAM), ["target", "stepspec"]),
+        (pair(), ["target", "token", "two-level"]),
+        (pair(OURS[1:]), ["target", "lookup", "two-level"]),
+        (steered(None), ["target", "two-level"]),
+        (steered("none"), ["target", "two-level"]),
+        (steered(NGRAM), ["target", "two-level"]),
     ],
 )
 def test_the_baseline_is_token_level_speculation_that_the_pair_really_does(models: Pair, policies: list[str]) -> None:
-    fitted = fit_policies(load_policies(["stepspec"]), models)
+    fitted = fit_policies(load_policies(["two-level"]), models)
     assert list(fitted.policies) == policies
     own = models.target.own_speculation
     kinds = {name: policy.kind(own) for name, (policy, _) in fitted.policies.items()}

@@ -131,7 +131,7 @@ async def test_rsd_keeps_the_steps_that_a_reward_model_finds_right(tmp_path: Pat
 
 async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match=r"need no judge model 'reward'\. They need none\."):
-        judge_specs(["reward=torch:somewhere"], load_policy("stepspec")[0].judge_models)
+        judge_specs(["reward=torch:somewhere"], load_policy("two-level")[0].judge_models)
     with pytest.raises(UsageError, match=r"needs the judge model 'reward'\. Name it with --judge reward=torch:FOLDER"):
         StepSpec(policy="rsd")
     with pytest.raises(UsageError, match="does not reward steps"):

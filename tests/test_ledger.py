@@ -11,12 +11,12 @@ from stepspec.loop.step import Counts
 
 def test_token_counts_satisfy_the_identities() -> None:
     ledger = Ledger(100)
-    ledger.proposed(14)
-    ledger.judged(accepted=7, rejected=3, salvaged=2)
-    ledger.abandoned(4)
-    ledger.generated(11)
-    ledger.wrote("regenerated", 5)
-    ledger.wrote("forced", 6)
+    ledger.add(drafted=14)
+    ledger.add(accepted=7, rejected=3, salvaged=2)
+    ledger.add(abandoned=4)
+    ledger.add(generated=11)
+    ledger.add(regenerated=5)
+    ledger.add(forced=6)
     ledger.committed(18)
     ledger.counts.check(18)
     assert ledger.counts == Counts(
@@ -26,23 +26,23 @@ def test_token_counts_satisfy_the_identities() -> None:
         forced=6,
         drafted=14,
         rejected=3,
-        cancelled=4,
+        abandoned=4,
         committed=18,
-        target_generated=11,
+        generated=11,
     )
 
 
 def test_only_committed_tokens_use_up_the_budget() -> None:
     ledger = Ledger(30)
-    ledger.judged(accepted=7, rejected=3, salvaged=2)
-    ledger.abandoned(4)
-    ledger.wrote("regenerated", 5)
-    ledger.wrote("forced", 6)
-    ledger.wrote("discarded", 5)
+    ledger.add(accepted=7, rejected=3, salvaged=2)
+    ledger.add(abandoned=4)
+    ledger.add(regenerated=5)
+    ledger.add(forced=6)
+    ledger.add(discarded=5)
     assert ledger.remaining == 12
 
 
-@pytest.mark.parametrize("fate", ["rejected", "cancelled", "discarded"])
+@pytest.mark.parametrize("fate", ["rejected", "abandoned", "discarded"])
 def test_a_step_may_be_drafted_while_waste_stays_within_the_committed_tokens_and_two_steps(fate: str) -> None:
     ledger = Ledger(100)
     ledger.add(**{fate: 10})
@@ -71,7 +71,7 @@ def test_an_unknown_count_cannot_be_added() -> None:
     [
         Counts(committed=1),
         Counts(drafted=1),
-        Counts(target_generated=1),
+        Counts(generated=1),
         Counts(accepted=1, committed=1, drafted=1, salvaged=2),
         Counts(steps_accepted=1),
         Counts(token_accepted=1),
@@ -83,9 +83,9 @@ def test_counts_that_do_not_add_up_are_caught(wrong: Counts) -> None:
 
 
 def test_more_tokens_than_the_budget_are_caught() -> None:
-    Counts(forced=5, committed=5, target_generated=5).check(5)
+    Counts(forced=5, committed=5, generated=5).check(5)
     with pytest.raises(AssertionError):
-        Counts(forced=5, committed=5, target_generated=5).check(4)
+        Counts(forced=5, committed=5, generated=5).check(4)
 
 
 def test_every_part_is_measured_separately_and_the_rest_is_other() -> None:
@@ -137,7 +137,7 @@ def test_time_is_counted_even_if_the_timed_code_fails() -> None:
 def test_the_time_of_each_output_position_is_recorded_once() -> None:
     ledger = Ledger(10_000)
     for accepted in (400, 100, 300, 1700):
-        ledger.judged(accepted=accepted, rejected=5)
+        ledger.add(accepted=accepted, rejected=5)
     reached = ledger.times().reached
     assert [tokens for tokens, _ in reached] == [500, 2500, 2500]
     assert [seconds for _, seconds in reached] == sorted(seconds for _, seconds in reached)

@@ -125,7 +125,7 @@ def test_a_preset_s_algorithm_is_one_short_function_that_names_its_paper(name: s
 
 def test_published_methods_and_our_own_policies_are_ranked_by_one_rule(tmp_path: Path) -> None:
     """Those that keep the accuracy come first, and then the fastest. How well a signal decides is shown beside it."""
-    names = ("target", "rsd", "specreason", "glimprouter", "stepspec", "lookahead")
+    names = ("target", "rsd", "specreason", "glimprouter", "two-level", "lookahead")
     problems = make_problems(2)
     run = make_run(problems, names)
     summary = play(tmp_path, Script(answer_right, names), problems, run)
@@ -137,7 +137,7 @@ def test_published_methods_and_our_own_policies_are_ranked_by_one_rule(tmp_path:
     }
     texts = {name: load_policy(name)[1] for name in names}
     texts["rsd"] = texts["rsd"].replace("0.7\n", "0.6\n")
-    texts["stepspec"] = re.sub(r"(?m)^sha256 = .*$", f'sha256 = "{"0" * 64}"', texts["stepspec"])  # of certificates
+    texts["two-level"] = re.sub(r"(?m)^sha256 = .*$", f'sha256 = "{"0" * 64}"', texts["two-level"])  # of certificates
     records = {name: each.model_copy(update={"text": texts[name]}) for name, each in run.policies.items()}
     run = run.model_copy(update={"policies": records})
     presets.write_steps(tmp_path)
@@ -155,7 +155,7 @@ def test_published_methods_and_our_own_policies_are_ranked_by_one_rule(tmp_path:
         ("specreason", "rating 0.90"),
         ("lookahead", "equivalence 0.60"),
         ("rsd", "reward ?"),
-        ("stepspec", "likelihood 0.70"),
+        ("two-level", "likelihood 0.70"),
         ("glimprouter", "target in 0.5% of the steps"),
     ]
     assert block.endswith("Ran with other settings than the policies of these names today: rsd.")

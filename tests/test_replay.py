@@ -58,8 +58,8 @@ def rows(run: Path) -> Mapping[str, list[ResultRow]]:
 
 
 def changed(**settings: object) -> Policy:
-    """Return the policy `stepspec` without certificates and `redraft`, with another judge or other tables."""
-    plain = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, None)
+    """Return the policy `two-level` without certificates and `redraft`, with another judge or other tables."""
+    plain = changed_policy(load_policy("two-level")[0], {"likelihood.min": -3.0}, None)
     return Policy.model_validate(plain.model_dump() | {"salvage": {"min_logprob": -1.0}} | settings)
 
 
@@ -151,11 +151,11 @@ def test_the_errors_of_a_replay_name_the_policy_that_they_mean(run: Path, tmp_pa
 
 
 def test_the_table_of_a_replay_is_written_as_json_without_a_guess_of_the_accuracy(run: Path) -> None:
-    done = invoke("replay", run, "--policy", "stepspec", "--sweep", "--json", "-")
+    done = invoke("replay", run, "--policy", "two-level", "--sweep", "--json", "-")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["benchmark"] == "gsm-mini"
-    assert {each["name"].split()[0] for each in found["policies"]} == {"stepspec"}
+    assert {each["name"].split()[0] for each in found["policies"]} == {"two-level"}
     assert any(each["on_front"] for each in found["policies"])
     assert all(each["departure"] >= 0 for each in found["policies"])
     assert not any("correct" in key or "accuracy" in key for each in found["policies"] for key in each)
@@ -213,11 +213,11 @@ def test_other_hardware_changes_the_times(recordings: Recordings, run: Path, tmp
     assert wide.extrapolated > 0.9
     file = tmp_path / "costs.json"
     file.write_text(costs.model_dump_json())
-    shown = invoke("replay", run, "--policy", "stepspec", "--costs", file, "--sweep")
+    shown = invoke("replay", run, "--policy", "two-level", "--costs", file, "--sweep")
     assert shown.exit_code == 0, shown.output
-    assert "stepspec" in shown.output
+    assert "two-level" in shown.output
     file.write_text(costs.model_dump_json().replace('{"1":0.02,"16":0.02,"64":0.025}', "{}"))
-    refused = invoke("replay", run, "--policy", "stepspec", "--costs", file)
+    refused = invoke("replay", run, "--policy", "two-level", "--costs", file)
     assert refused.exit_code != 0
     assert isinstance(refused.exception, UsageError)
     assert "has no costs" in str(refused.exception)

@@ -60,6 +60,12 @@ def write_lines(file: Path, *records: ResultRow | Trace, end: str = "\n") -> Non
     file.write_text("\n".join(record.model_dump_json() for record in records) + end, "utf-8")
 
 
+def test_counts_that_are_stored_under_former_names_are_read() -> None:
+    stored = TokenRecord(drafted=7, accepted=3, abandoned=4).model_dump_json()
+    assert TokenRecord.model_validate_json(stored).abandoned == 4
+    assert TokenRecord.model_validate_json(stored.replace('"abandoned"', '"cancelled"')).abandoned == 4
+
+
 @pytest.mark.parametrize(("file", "read"), [("run.json", read_run), ("summary.json", read_summary)])
 def test_files_of_an_older_version_are_refused_with_what_to_do(
     tmp_path: Path, file: str, read: Callable[[Path], object]

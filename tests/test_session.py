@@ -302,7 +302,7 @@ async def test_the_policy_that_was_used_last_keeps_what_it_learned(monkeypatch: 
     monkeypatch.setattr(session, "MAX_OTHERS", 2)
     spec = StepSpec(policy="specreason", pair=new_pair())
     first = await spec._under("target")
-    for policy in ("draft", "target", "stepspec"):
+    for policy in ("draft", "target", "two-level"):
         assert (await spec._under(policy) is first) is (policy == "target")
     assert await spec._under("target") is first
 
@@ -375,7 +375,7 @@ def test_different_models_have_different_hashes() -> None:
     assert len({pair.hash, Pair(pair.target, None).hash, Pair(pair.target, pair.target).hash}) == 3
 
 
-@pytest.mark.parametrize("policy", ["draft", "token", "specreason", "stepspec"])
+@pytest.mark.parametrize("policy", ["draft", "token", "specreason", "two-level"])
 def test_a_policy_that_needs_a_draft_is_refused_without_one(policy: str) -> None:
     with pytest.raises(UsageError, match=r"needs a draft model.*--draft"):
         StepSpec(policy=policy, pair=Pair(new_pair().target, None))

@@ -67,7 +67,7 @@ def load(concurrency: int, requests_per_s: float, durations_s: Sequence[float], 
 def costs(**changes: Any) -> Costs:
     loads = [load(1, 1.0, EXPONENTIAL), load(2, 1.5, EXPONENTIAL), load(4, 2.0, EXPONENTIAL)]
     memory = {role: {"weights_bytes": 2**30, "cache_bytes_per_token": 1000.0} for role in ("target", "draft")}
-    about = {"policy": "stepspec", "benchmark": "gsm-mini", "temperature": 0.0, "max_running": 4, "engines": {}}
+    about = {"policy": "two-level", "benchmark": "gsm-mini", "temperature": 0.0, "max_running": 4, "engines": {}}
     return Costs.model_validate({**CONDITIONS, **about, "memory": memory, "loads": loads, **changes})
 
 

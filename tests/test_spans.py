@@ -46,7 +46,7 @@ def of(name: str, spans: Sequence[ReadableSpan]) -> list[dict[str, Any]]:
 
 
 async def test_a_request_has_a_span_and_its_steps_are_children(spans: InMemorySpanExporter) -> None:
-    result = await StepSpec(policy="stepspec", pair=following_pair()).generate("How many?", max_tokens=100)
+    result = await StepSpec(policy="two-level", pair=following_pair()).generate("How many?", max_tokens=100)
     found = spans.get_finished_spans()
     (request,) = [span for span in found if span.parent is None]
     assert request.name == "chat target"
@@ -60,7 +60,7 @@ async def test_a_request_has_a_span_and_its_steps_are_children(spans: InMemorySp
     assert attributes["gen_ai.usage.output_tokens"] == result.usage.completion_tokens
     assert attributes["gen_ai.usage.reasoning.output_tokens"] == result.usage.reasoning_tokens
     assert attributes["gen_ai.response.time_to_first_chunk"] > 0
-    assert attributes["stepspec.policy"] == "stepspec"
+    assert attributes["stepspec.policy"] == "two-level"
     children = [span for span in found if span.parent is not None]
     assert all(span.parent.span_id == request.context.span_id for span in children if span.parent)
     assert [each["stepspec.step.index"] for each in of("stepspec.draft", found)][:2] == [0, 1]
@@ -76,6 +76,7 @@ async def test_a_rejected_step_is_regenerated_in_a_span(spans: InMemorySpanExpor
     await StepSpec(policy="specreason", pair=Pair(target, draft)).generate("How many?")
     (again,) = of("stepspec.regenerate", spans.get_finished_spans())
     assert again["stepspec.step.source"] == "target"
+    assert [each["stepspec.step.drafted_tokens"] for each in of("stepspec.draft", spans.get_finished_spans())] == [3, 1]
     assert (again["stepspec.step.draft_tokens"], again["stepspec.step.target_tokens"]) == (0, 3)
 
 
@@ -104,7 +105,7 @@ async def test_an_error_is_recorded_in_the_span(spans: InMemorySpanExporter) -> 
 
 
 async def test_closing_the_stream_ends_the_span(spans: InMemorySpanExporter) -> None:
-    events = StepSpec(policy="stepspec", pair=following_pair()).stream("How many?")
+    events = StepSpec(policy="two-level", pair=following_pair()).stream("How many?")
     await anext(events)
     await events.aclose()
     assert [span.name for span in spans.get_finished_spans() if span.parent is None] == ["chat target"]

@@ -19,7 +19,7 @@ from stepspec.loop.step import Result
 
 def test_the_summary_follows_its_definitions(tmp_path: Path) -> None:
     summary = play(tmp_path / "run", Script(answer_right), make_problems(20))
-    target, stepspec = summary.policies["target"], summary.policies["stepspec"]
+    target, stepspec = summary.policies["target"], summary.policies["two-level"]
     assert (summary.n, target.n, target.accuracy, target.wall_s) == (20, 20, 1.0, 20.0)
     assert (target.step_acceptance, target.token_acceptance, target.accuracy_delta) == (None, None, None)
     assert (stepspec.step_acceptance, stepspec.token_acceptance) == (0.5, None)
@@ -37,19 +37,19 @@ def test_the_summary_follows_its_definitions(tmp_path: Path) -> None:
 def test_only_problems_finished_under_every_policy_are_compared(tmp_path: Path) -> None:
     problems = make_problems(12)
     play(tmp_path / "run", Script(answer_right), problems)
-    rows = [row for row in rows_of(tmp_path / "run") if (row.policy, row.problem) != ("stepspec", "p3")]
+    rows = [row for row in rows_of(tmp_path / "run") if (row.policy, row.problem) != ("two-level", "p3")]
     slow = [row.model_copy(update={"wall_s": 1000.0}) if row.problem == "p3" else row for row in rows]
     summary = summarise(make_run(problems), slow)
     assert summary.n == 11
-    assert (summary.policies["stepspec"].n, summary.policies["target"].n) == (11, 12)
-    assert summary.policies["stepspec"].speedup_vs_target == 2.0
+    assert (summary.policies["two-level"].n, summary.policies["target"].n) == (11, 12)
+    assert summary.policies["two-level"].speedup_vs_target == 2.0
 
 
 def test_a_run_without_the_policy_token_compares_only_with_the_target(tmp_path: Path) -> None:
-    problems, policies = make_problems(3), ("target", "stepspec")
+    problems, policies = make_problems(3), ("target", "two-level")
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
-    assert summary.policies["stepspec"].speedup_vs_token is None
-    assert summary.policies["stepspec"].speedup_vs_target == 2.0
+    assert summary.policies["two-level"].speedup_vs_token is None
+    assert summary.policies["two-level"].speedup_vs_target == 2.0
 
 
 def test_a_policy_whose_requests_all_fail_is_reported_and_does_not_affect_the_others(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_a_policy_whose_requests_all_fail_is_reported_and_does_not_affect_the_ot
         for problem in problems
     ]
     summary = summarise(make_run(problems), rows, (), failures)
-    assert (summary.n, list(summary.policies), summary.failed) == (20, ["target", "stepspec"], {"token": 20})
-    assert summary.policies["stepspec"].speedup_vs_target == 2.0
+    assert (summary.n, list(summary.policies), summary.failed) == (20, ["target", "two-level"], {"token": 20})
+    assert summary.policies["two-level"].speedup_vs_target == 2.0
 
 
 def test_a_policy_does_not_pass_as_matched_by_failing_where_it_would_be_wrong(tmp_path: Path) -> None:
@@ -70,25 +70,25 @@ def test_a_policy_does_not_pass_as_matched_by_failing_where_it_would_be_wrong(tm
     play(tmp_path / "run", Script(answer_right), problems)
     rows = rows_of(tmp_path / "run")
     assert (matched := summarise(make_run(problems), rows).matched) is not None
-    assert matched.policy == "stepspec"
-    answered = [row for row in rows if row.policy != "stepspec" or int(row.problem[1:]) >= 20]
+    assert matched.policy == "two-level"
+    answered = [row for row in rows if row.policy != "two-level" or int(row.problem[1:]) >= 20]
     failures = [
-        Failure(problem=f"p{number}", policy="stepspec", error="Too long.", at="2000-01-01T00:00:00+00:00")
+        Failure(problem=f"p{number}", policy="two-level", error="Too long.", at="2000-01-01T00:00:00+00:00")
         for number in range(20)
     ]
     assert (matched := summarise(make_run(problems), answered, (), failures).matched) is not None
-    assert matched.policy != "stepspec"
+    assert matched.policy != "two-level"
 
 
 def test_failed_requests_count_as_not_correct_and_the_accuracy_without_them_is_reported_too(tmp_path: Path) -> None:
     problems = make_problems(40)
     play(tmp_path / "run", Script(answer_right), problems)
-    answered = [row for row in rows_of(tmp_path / "run") if row.policy != "stepspec" or int(row.problem[1:]) >= 10]
+    answered = [row for row in rows_of(tmp_path / "run") if row.policy != "two-level" or int(row.problem[1:]) >= 10]
     failures = [
-        Failure(problem=f"p{number}", policy="stepspec", error="Too long.", at="2000-01-01T00:00:00+00:00")
+        Failure(problem=f"p{number}", policy="two-level", error="Too long.", at="2000-01-01T00:00:00+00:00")
         for number in (*range(10), 20)  # the last one succeeded on a retry
     ]
-    found = summarise(make_run(problems), answered, (), failures).policies["stepspec"]
+    found = summarise(make_run(problems), answered, (), failures).policies["two-level"]
     assert (found.n, found.num_rows, found.failed, found.unanswered) == (40, 30, 10, 10)
     assert (found.accuracy, found.accuracy_without_failed, found.accuracy_delta) == (0.75, 1.0, -0.25)
     assert found.accuracy_ci[1] < 1.0
@@ -110,7 +110,7 @@ def garbage(policy: str, question: str, *, cut: bool) -> Result:
 def test_a_policy_that_writes_garbage_quickly_is_never_the_headline(
     tmp_path: Path, cut: bool, num_problems: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problems, policies = make_problems(num_problems), ("target", "token", "stepspec", "draft")
+    problems, policies = make_problems(num_problems), ("target", "token", "two-level", "draft")
     run = make_run(problems, policies)
     exact = {name: policy.model_copy(update={"kind": "token"}) for name, policy in run.policies.items()}
     script = Script(lambda policy, question: garbage(policy, question, cut=cut), policies)
@@ -118,7 +118,7 @@ def test_a_policy_that_writes_garbage_quickly_is_never_the_headline(
     summary = play(tmp_path / "run", script, problems, run.model_copy(update={"policies": exact}))
     assert summary.matched is not None
     assert summary.matched.policy == "target"
-    for name in ("stepspec", "draft"):
+    for name in ("two-level", "draft"):
         assert summary.policies[name].speedup_vs_target == pytest.approx(10)
         assert summary.policies[name].no_speed == f"it answered none of the {num_problems} requests"
         assert summary.policies[name].accuracy_kept == "not known"
@@ -143,7 +143,7 @@ def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
     problems = make_problems(1)
     play(tmp_path / "run", Script(answer_right), problems)
     with pytest.raises(UsageError, match="'token', which this run does not have"):
-        summarise(make_run(problems, ("target", "stepspec")), rows_of(tmp_path / "run"))
+        summarise(make_run(problems, ("target", "two-level")), rows_of(tmp_path / "run"))
 
 
 def test_a_policy_without_rows_is_left_out(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_groups_are_by_the_fields_in_which_problems_differ(tmp_path: Path) -> No
         row.model_copy(
             update={
                 "level": int(row.problem[1:]) % 3,
-                "status": "incorrect" if row.policy == "stepspec" and int(row.problem[1:]) % 3 == 2 else "correct",
+                "status": "incorrect" if row.policy == "two-level" and int(row.problem[1:]) % 3 == 2 else "correct",
             }
         )
         for row in rows_of(tmp_path / "run")
     ]
-    groups = summarise(make_run(problems), rows).policies["stepspec"].groups
+    groups = summarise(make_run(problems), rows).policies["two-level"].groups
     assert list(groups) == ["level", "length"]  # the problems have no subject
     assert [(group.name, group.n, group.accuracy) for group in groups["level"]] == [
         ("0", 10, 1.0),
@@ -193,11 +193,11 @@ def test_groups_are_by_the_fields_in_which_problems_differ(tmp_path: Path) -> No
 
 
 def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accuracy_is_named(tmp_path: Path) -> None:
-    problems, policies = make_problems(400), ("target", "token", "lookup", "stepspec")
-    walls = {"target": 1.0, "token": 0.8, "lookup": 0.7, "stepspec": 0.4}
+    problems, policies = make_problems(400), ("target", "token", "lookup", "two-level")
+    walls = {"target": 1.0, "token": 0.8, "lookup": 0.7, "two-level": 0.4}
 
     def answer(policy: str, question: str) -> Result:
-        wrong = policy == "stepspec" and question == "What is 7?"
+        wrong = policy == "two-level" and question == "What is 7?"
         result = answer_right(policy, question)
         return make_result("no box" if wrong else result.answer, walls[policy])
 
@@ -213,17 +213,17 @@ def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accura
     )
     summary = play(tmp_path / "run", Script(answer, policies), problems, run)
     assert summary.token_baseline == "lookup"
-    assert summary.policies["stepspec"].speedup_vs_token == pytest.approx(0.7 / 0.4)
+    assert summary.policies["two-level"].speedup_vs_token == pytest.approx(0.7 / 0.4)
     assert summary.matched is not None
     # One lost answer in 400 does not prove a loss below one point: the 95% bound is 1.2 points.
     assert (summary.matched.policy, summary.matched.speedup) == ("lookup", pytest.approx(1 / 0.7))
-    assert summary.policies["stepspec"].accuracy_p == 1.0
-    assert summary.policies["stepspec"].n_for_one_point is not None
+    assert summary.policies["two-level"].accuracy_p == 1.0
+    assert summary.policies["two-level"].n_for_one_point is not None
 
 
 def test_a_token_level_policy_that_leaves_answers_out_is_no_baseline(tmp_path: Path) -> None:
-    problems, policies = make_problems(40), ("target", "token", "lookup", "stepspec")
-    walls = {"target": 1.0, "token": 0.8, "lookup": 0.1, "stepspec": 0.4}
+    problems, policies = make_problems(40), ("target", "token", "lookup", "two-level")
+    walls = {"target": 1.0, "token": 0.8, "lookup": 0.1, "two-level": 0.4}
 
     def answer(policy: str, question: str) -> Result:
         cut = policy == "lookup" and question.endswith(("1?", "3?", "5?"))
@@ -237,7 +237,7 @@ def test_a_token_level_policy_that_leaves_answers_out_is_no_baseline(tmp_path: P
     assert summary.token_baseline == "token"
 
 
-@pytest.mark.parametrize("policies", [("target",), ("stepspec",), ("stepspec", "token")])
+@pytest.mark.parametrize("policies", [("target",), ("two-level",), ("two-level", "token")])
 def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, policies: tuple[str, ...]) -> None:
     problems = [replace(problem, level=number % 2) for number, problem in enumerate(make_problems(120))]
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
@@ -245,24 +245,28 @@ def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, poli
 
 
 def test_speeds_by_output_position(tmp_path: Path) -> None:
-    """The target takes a second for 100 tokens. `stepspec` takes half of that up to 1,000 tokens, and then as much."""
+    """The target takes a second for 100 tokens. `two-level` takes half of that up to 1,000 tokens, and then as much."""
     problems = make_problems(12)
     play(tmp_path / "run", Script(answer_right), problems)
     steps = [StepRecord(origin="draft", num_tokens=300, num_from_draft=300)] * 4
-    seconds = {"target": [(500, 5.0), (1000, 10.0)], "token": [(700, 7.0), (1000, 10.0)], "stepspec": [(1000, 5.0)] * 2}
+    seconds = {
+        "target": [(500, 5.0), (1000, 10.0)],
+        "token": [(700, 7.0), (1000, 10.0)],
+        "two-level": [(1000, 5.0)] * 2,
+    }
     rows = [
         row.model_copy(
             update={
                 "reached": seconds[row.policy],
-                "wall_s": 7.0 if row.policy == "stepspec" else 12.0,
-                "steps": steps if row.policy == "stepspec" else [],
+                "wall_s": 7.0 if row.policy == "two-level" else 12.0,
+                "steps": steps if row.policy == "two-level" else [],
                 "tokens": row.tokens.model_copy(update={"committed": 1200}),
             }
         )
         for row in rows_of(tmp_path / "run")
     ]
     found = {name: policy.stretches for name, policy in summarise(make_run(problems), rows).policies.items()}
-    first, third = found["stepspec"]
+    first, third = found["two-level"]
     assert (first.name, first.tokens, first.from_draft, first.n) == ("0 to 500", 12 * 1000, pytest.approx(1.0), 12)
     assert first.tokens_per_s_ratio == pytest.approx(2.0)
     assert (third.name, third.tokens_per_s_ratio) == ("1,000 to 2,000", pytest.approx(1.0))
@@ -271,19 +275,19 @@ def test_speeds_by_output_position(tmp_path: Path) -> None:
 
 
 def test_short_texts_have_no_figures_by_output_position(tmp_path: Path) -> None:
-    assert play(tmp_path / "run", Script(answer_right), make_problems(3)).policies["stepspec"].stretches == []
+    assert play(tmp_path / "run", Script(answer_right), make_problems(3)).policies["two-level"].stretches == []
 
 
 def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
-    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `stepspec` drafts 8 tokens in 0.1 s
-    and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
+    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `two-level` drafts 8 tokens in
+    0.1 s and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
     play(tmp_path / "run", Script(answer_right), make_problems(4))
     lines = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
     for line in lines:
-        line["time_s"]["draft"] = 0.1 if line["policy"] == "stepspec" else 0.0
+        line["time_s"]["draft"] = 0.1 if line["policy"] == "two-level" else 0.0
     (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = ideals(tmp_path / "run").policies
-    assert found.policy == "stepspec"
+    assert found.policy == "two-level"
     assert (found.draft_cost, found.judge_cost) == pytest.approx((0.1 / 8 / 0.1, 0.125 / 8 / 0.1))
     assert (found.drafted, found.accepted, found.token_level) == pytest.approx((8 / 18, 4 / 18, 1.0))
     assert found.ideal == pytest.approx(1 / ((0.1 + 0.125) / 18 / 0.1 + 14 / 18))

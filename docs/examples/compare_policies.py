@@ -15,7 +15,7 @@ QUESTIONS = [
     "This happened at school. Ben has 5 boxes of 7 balloons each. Mia has 17 fewer balloons than Ben. Kate has 2 more "
     "balloons than Mia. How many balloons does Kate have?",
 ]
-POLICIES = ["target", "token", "specreason", "stepspec"]
+POLICIES = ["target", "token", "specreason", "two-level"]
 
 
 async def main() -> None:

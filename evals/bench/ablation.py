@@ -1,8 +1,8 @@
 """What each part of a step-level policy is worth: the policy with one part switched off or on at a time.
 
-    python -m evals.bench ablation write stepspec FOLDER       # one policy file for each change
+    python -m evals.bench ablation write two-level FOLDER      # one policy file for each change
     stepspec eval gsm-mini --temperature 0,0.6 --limit 100 --output RUNS \
-        --policy stepspec $(printf -- "--policy %s " FOLDER/*.toml)
+        --policy two-level $(printf -- "--policy %s " FOLDER/*.toml)
     python -m evals.bench ablation compare RUNS evals/results/ablation/embedded.json
 """
 

@@ -27,7 +27,7 @@ from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import EngineRecord
 from stepspec.evaluation.running.conditions import engine_records
 
-POLICIES = ("stepspec", "target", "token")
+POLICIES = ("two-level", "target", "token")
 CLIENTS = ("langchain", "openai")
 
 

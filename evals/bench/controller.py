@@ -44,7 +44,7 @@ from stepspec.loop.policy import load_policy
 from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Result
 
-POLICY = "stepspec"
+POLICY = "two-level"
 STEPS = 120
 """Number of steps in one request."""
 REFUSED_EVERY = 4

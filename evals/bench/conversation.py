@@ -202,7 +202,7 @@ def main(
     draft: DraftOption = None,
     pair: PairOption = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: target, token and stepspec.")
+        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: target, token and two-level.")
     ] = None,
     conversations: Annotated[int, typer.Option(min=1, help="Number of conversations.")] = 10,
     context: Annotated[int, typer.Option(min=1, help="Tokens after which a conversation ends.")] = 4000,
@@ -217,7 +217,7 @@ def main(
         raise UsageError(f"--context {context:,} leaves no room in the models' context of {longest:,} tokens.")
     with asyncio.Runner() as runner, make_meter() as meter, Grading("number") as grading:
         specs = {
-            Path(each).stem: StepSpec(policy=each, pair=models) for each in policy or ("target", "token", "stepspec")
+            Path(each).stem: StepSpec(policy=each, pair=models) for each in policy or ("target", "token", "two-level")
         }
         meter.begin("conversations")
 

@@ -41,7 +41,7 @@ from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import load_policy
 
-POLICIES = (BASELINE, "token", "specreason", "stepspec", "lookahead")
+POLICIES = (BASELINE, "token", "specreason", "two-level", "lookahead")
 ROUND_TRIPS_MS = (0.0, 1.0, 5.0, 20.0)
 
 
@@ -238,7 +238,7 @@ def main(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A policy; repeat it for several. Default: token, specreason, stepspec and lookahead. The target is "
+            help="A policy; repeat it for several. Default: token, specreason, two-level and lookahead. The target is "
             "always included."
         ),
     ] = None,

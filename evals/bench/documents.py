@@ -58,6 +58,9 @@ TABLES: Mapping[str, type[FileModel]] = {
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
 
+FORMER_POLICY = re.compile(r"(`)stepspec`|(?:(?<=\| )|(?<=policy )|^)stepspec(?= \||,| on )", re.MULTILINE)
+"""The policy `two-level` as results from before version 0.2.0 call it."""
+
 
 def _wire_in_words(costs: WireCosts) -> str:
     """Return what was measured."""
@@ -145,7 +148,8 @@ def generated(root: Path) -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for name, kind, about, block in blocks:
         file = root / name
-        texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
+        shown = FORMER_POLICY.sub(r"\1two-level\1 (then called \1stepspec\1)", block)
+        texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, shown)
     reports = {file: read_results(file.parent) for file in results.rglob("report.md")}
     texts |= {file: markdown_report(*each) for file, (each,) in reports.items()}
     made = {(kind, about) for _, kind, about, _ in blocks}

@@ -25,7 +25,7 @@ from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
 from stepspec.loop.request import Request
 
-POLICY = "stepspec"
+POLICY = "two-level"
 QUESTION = "How many apples are there?"
 ROUNDS = 40
 WARM_UP = 5

@@ -1,6 +1,6 @@
 """Throughput of policies under load, over that of token-level speculation.
 
-stepspec eval gsm-mini --concurrency 4,16,64 --limit 512 --policy target --policy token --policy stepspec --output RUNS
+stepspec eval gsm-mini --concurrency 4,16,64 --limit 512 --policy target --policy token --policy two-level --output RUNS
 python -m evals.bench loads RUNS evals/results/loads/embedded.json
 """
 

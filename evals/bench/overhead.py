@@ -217,7 +217,7 @@ def main(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    policy: Annotated[str, typer.Option(help="A step-level policy.")] = "stepspec",
+    policy: Annotated[str, typer.Option(help="A step-level policy.")] = "two-level",
     kind: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="What the draft does; repeat it for several. Default: all."),
@@ -236,7 +236,7 @@ def main(
     kinds: Sequence[Kind] = [each for each in KINDS if not kind or each in kind]
     loaded = load_policy(policy)[0]
     if not loaded.settings.judged:
-        raise UsageError(f"{policy!r} does not speculate on steps. Name a policy that does, such as stepspec.")
+        raise UsageError(f"{policy!r} does not speculate on steps. Name a policy that does, such as two-level.")
     asked, about, results = questions(limit), conditions(), list[Overhead]()
     models = load_pair(target, draft, pair=pair, notes=False)
     ways = loaded, own_target(loaded)

@@ -32,7 +32,7 @@ from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 from stepspec.errors import UsageError
 
 main = typer.Typer(help="Compare the texts of two ways of serving a pair.", rich_markup_mode=None)
-POLICIES = ("target", "token", "specreason", "stepspec")
+POLICIES = ("target", "token", "specreason", "two-level")
 TIE = 0.02
 """Largest difference of log-probabilities, or from a judge's threshold, that rounding may decide, in nats."""
 THINK_END = "</think>"

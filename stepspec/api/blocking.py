@@ -29,7 +29,7 @@ class SyncStepSpec:
         self,
         target: str | None = None,
         draft: str | None = None,
-        policy: str | Policy = "stepspec",
+        policy: str | Policy = "two-level",
         *,
         pair: Pair | str | None = None,
         judges: Mapping[str, str] | None = None,

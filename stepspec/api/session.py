@@ -1,6 +1,6 @@
 """The asynchronous Python API: a session answers questions with a pair of models under a policy.
 
-    async with StepSpec() as spec:                      # the embedded pair, the policy `stepspec`
+    async with StepSpec() as spec:                      # the embedded pair, the policy `two-level`
         result = await spec.generate(
             "Some friends met. Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
         )
@@ -109,7 +109,7 @@ class StepSpec:
         self,
         target: str | None = None,
         draft: str | None = None,
-        policy: str | Policy = "stepspec",
+        policy: str | Policy = "two-level",
         *,
         pair: Pair | str | None = None,
         judges: Mapping[str, str] | None = None,

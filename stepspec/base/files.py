@@ -20,11 +20,14 @@ DataKind = Literal["policies", "evals"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _NOUNS: dict[DataKind, str] = {"policies": "policy", "evals": "benchmark"}
-_REMOVED: Mapping[DataKind, Mapping[str, str]] = {
-    "policies": {},
-    "evals": {"gsm-plain": "Use 'gsm-mini', which is generated too, or 'typed', problems as people type them."},
+_FORMER: Mapping[DataKind, Mapping[str, str]] = {
+    "policies": {"stepspec": "The policy 'stepspec' is called 'two-level' since 0.2.0."},
+    "evals": {
+        "gsm-plain": "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini', which is generated too, or "
+        "'typed', problems as people type them."
+    },
 }
-"""What to use instead, by the name of a removed file."""
+"""Error sentences by the former name of a file: what to use instead."""
 
 
 def package_folder() -> Path:
@@ -128,8 +131,11 @@ def find_data_file(kind: DataKind, name: str) -> Path:
     known = list_data_files(kind)
     if name not in known and as_path.is_file():
         raise UsageError(f"{name!r} is not a {noun}: the name of a {noun} file must end in .toml.")
-    if name in _REMOVED[kind]:
-        raise UsageError(f"The {noun} {name!r} was removed in 0.2.0. {_REMOVED[kind][name]}")
     if name not in known:
-        raise UsageError(unknown_name(noun, name, known))
+        raise UsageError(former_name(kind, name) or unknown_name(noun, name, known))
     return known[name]
+
+
+def former_name(kind: DataKind, name: str) -> str | None:
+    """Return an error sentence that says what to use instead, for the former name of a file; None for other names."""
+    return _FORMER[kind].get(name)

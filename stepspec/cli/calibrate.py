@@ -66,7 +66,7 @@ def main(
     draft: DraftOption = None,
     pair: PairOption = None,
     judge: JudgeOption = None,
-    policy: PolicyOption = "stepspec",
+    policy: PolicyOption = "two-level",
     split: Annotated[
         str | None, typer.Option(help="Split of gsm-mini: calibration or train. A test split is refused.")
     ] = None,

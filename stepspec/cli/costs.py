@@ -62,7 +62,7 @@ def service_costs(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    policy: PolicyOption = "stepspec",
+    policy: PolicyOption = "two-level",
     concurrency: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Concurrent requests; the least is 1.")
     ] = "1,2,4,8",

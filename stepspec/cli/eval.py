@@ -56,7 +56,7 @@ from stepspec.evaluation.running import (
     load_problems,
 )
 
-DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
+DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "two-level")
 
 
 def main(

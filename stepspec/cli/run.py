@@ -44,7 +44,7 @@ def main(
     draft: DraftOption = None,
     pair: PairOption = None,
     judge: JudgeOption = None,
-    policy: PolicyOption = "stepspec",
+    policy: PolicyOption = "two-level",
     temperature: Annotated[
         float | None,
         typer.Option(

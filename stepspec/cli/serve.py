@@ -48,7 +48,7 @@ def main(
         ),
     ] = None,
     judge: JudgeOption = None,
-    policy: PolicyOption = "stepspec",
+    policy: PolicyOption = "two-level",
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from everywhere.")
     ] = "127.0.0.1",

@@ -189,7 +189,7 @@ class RunRecord(Record):
 
 
 class TokenRecord(Record):
-    """Token counts, named as in `stepspec.step.Counts`."""
+    """Token counts, named as in `stepspec.loop.step.Counts`."""
 
     committed: Count = 0
     accepted: Count = 0
@@ -199,7 +199,8 @@ class TokenRecord(Record):
     forced: Count = 0
     drafted: Count = 0
     rejected: Count = 0
-    cancelled: Count = 0
+    abandoned: Count = Field(default=0, validation_alias=AliasChoices("abandoned", "cancelled"))
+    """Earlier: `cancelled`."""
     discarded: Count = 0
 
 

@@ -78,7 +78,7 @@ class ChatStepSpec(BaseChatModel):
     draft: str | None = None
     """Spec string of the draft model. Not allowed with `base_url`."""
     policy: str | Policy | None = None
-    """A policy's name, file or value. With `base_url`, the name of a policy of the service. None uses `stepspec`, or
+    """A policy's name, file or value. With `base_url`, the name of a policy of the service. None uses `two-level`, or
     the service's default."""
     temperature: float | None = None
     """0 is greedy. None is the model's own default, as for the settings below; greedy if it has none."""
@@ -497,7 +497,7 @@ class _Call:
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
                 chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
-                policy = self.policy or "stepspec"
+                policy = self.policy or "two-level"
                 chat._sessions[key] = await asyncio.to_thread(chat._open, policy, model, draft, pair)
         return chat._sessions[key]
 

@@ -190,7 +190,7 @@ async def propose_chain(request: Request, table: Proposing) -> Chain:
             if proposal is None or (front.follows and not proposal.ids):  # a server may send an empty step
                 break
             if front.follows and not request.target_has(proposal.ids):
-                request.ledger.abandoned(len(proposal.ids))
+                request.ledger.add(abandoned=len(proposal.ids))
                 break
             request.pace.costs.drafted(len(proposal.ids), proposal.seconds)
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
@@ -211,7 +211,7 @@ async def propose_chain(request: Request, table: Proposing) -> Chain:
                 await _draft_answer(request, front.uncommitted, answer)
                 answer_s = time.perf_counter() - since if table.rereads else None
     except asyncio.CancelledError:
-        request.ledger.abandoned(sum(len(step.ids) for step in chain))
+        request.ledger.add(abandoned=sum(len(step.ids) for step in chain))
         raise
     return Chain(chain, answer, time.perf_counter() - started, answer_s, bool(chain) and goes_on)
 
@@ -222,11 +222,10 @@ async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
         return None
     ids, found = list[int](), None
     try:
-        found = await request.drafted(Stop(1, token_ids=request.ends), ids, after, coupled=True)
+        found = await request.draft_text(Stop(1, token_ids=request.ends), ids, after, coupled=True)
         found = found if found is not None and found.tag == request.tags.end else None
     finally:
-        request.ledger.proposed(len(ids))
-        request.ledger.abandoned(0 if found else len(ids))
+        request.ledger.add(drafted=len(ids), abandoned=0 if found else len(ids))
     return found
 
 
@@ -241,12 +240,11 @@ async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) 
     found, num_kept = None, 0
     try:
         stop = Stop(min(request.room_after(after), MAX_ANSWER), token_ids=request.answer_ends)
-        found = await request.drafted(stop, ids, after, coupled=True)
+        found = await request.draft_text(stop, ids, after, coupled=True)
         if found is not None and not found.aborted and request.target_has(ids):
             num_kept = len(ids)
     finally:
-        request.ledger.proposed(len(ids))
-        request.ledger.abandoned(len(ids) - num_kept)
+        request.ledger.add(drafted=len(ids), abandoned=len(ids) - num_kept)
         del ids[num_kept:]
 
 
@@ -277,7 +275,7 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     if shared and ended and judged is not None and judged.accepted and number + 1 == len(chain.steps):
         num_kept = _keep_answer(request, chain.answer, shared.answer_choices)
     else:
-        request.ledger.abandoned(chain.num_after(number))
+        request.ledger.add(abandoned=chain.num_after(number))
     if chain.answer_s is not None and judged is not None:
         read_s = judged.seconds if shared and shared.was_made else 0.0
         request.pace.reread(num_kept, chain.answer_s + read_s)
@@ -297,10 +295,9 @@ def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) ->
     """
     num_kept = [*map(int.__eq__, answer, own), False].index(False)
     kept = [*answer[:num_kept]]
-    request.ledger.judged(accepted=num_kept, rejected=len(answer) - num_kept)
+    request.ledger.add(accepted=num_kept, rejected=len(answer) - num_kept)
     if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
-        request.ledger.generated(1)
-        request.ledger.wrote("forced", 1)
+        request.ledger.add(generated=1, forced=1)
         kept.append(own[num_kept])
     if kept:
         request.emit(request.transcript.write_on(kept, "target"))

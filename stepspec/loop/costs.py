@@ -72,7 +72,7 @@ class ChainCosts:
         self._ends = Mean()
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
-        """Note that the draft has written a step."""
+        """Note that a step was drafted."""
         self._drafting.note(max(1, num_tokens), seconds)
         self.step_tokens.note(num_tokens)
 
@@ -81,7 +81,7 @@ class ChainCosts:
         self._reading.note(num_tokens, seconds)
 
     def proposed(self, *, ends: bool) -> None:
-        """Note that the draft has written a chain, and whether it ends the thinking."""
+        """Note that a chain was proposed, and whether it ends the thinking."""
         self._ends.note(ends)
 
     def asks_for_end(self) -> bool:

@@ -123,7 +123,11 @@ class Ledger:
         return Counts(**self._counts)
 
     def add(self, **counts: int) -> None:
-        """Add to counts by name."""
+        """Add to counts by their names in `Counts`.
+
+        The tokens that a model delivers are counted apart from what becomes of them: `drafted` from `accepted`,
+        `rejected` and `abandoned`, `generated` from `regenerated`, `forced` and `discarded`.
+        """
         for name, number in counts.items():
             self._counts[name] += number
         if len(self._reached) < len(POSITIONS) and self._num_committed >= POSITIONS[len(self._reached)]:
@@ -148,26 +152,6 @@ class Ledger:
         """Record the cached tokens of the first target call. Later calls also find this request's own tokens."""
         if self.cached is None:
             self.cached = num_tokens
-
-    def proposed(self, num_tokens: int) -> None:
-        """Count tokens as the draft delivers them, before their fate is known."""
-        self.add(drafted=num_tokens)
-
-    def judged(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
-        """Count the fate of drafted tokens. `accepted` includes `salvaged`."""
-        self.add(accepted=accepted, rejected=rejected, salvaged=salvaged)
-
-    def abandoned(self, num_tokens: int) -> None:
-        """Count drafted tokens that are never judged."""
-        self.add(cancelled=num_tokens)
-
-    def generated(self, num_tokens: int) -> None:
-        """Count tokens as the target delivers them, before their fate is known."""
-        self.add(target_generated=num_tokens)
-
-    def wrote(self, fate: Literal["regenerated", "forced", "discarded"], num_tokens: int) -> None:
-        """Count the fate of the target's tokens."""
-        self.add(**{fate: num_tokens})
 
     def committed(self, num_tokens: int) -> None:
         """Set the number of committed tokens, counted in the text itself."""
@@ -201,7 +185,7 @@ class Ledger:
         speculation that never succeeds.
         """
         counts = self._counts
-        wasted = counts["rejected"] + counts["cancelled"] + counts["discarded"]
+        wasted = counts["rejected"] + counts["abandoned"] + counts["discarded"]
         return wasted <= rate * (self._num_committed + max_step_tokens)
 
     def times(self) -> Times:

@@ -116,11 +116,11 @@ class Lookahead:
             if step.committed:
                 continue
             if step.writer == "target":
-                ledger.wrote("discarded", len(step.ids))
+                ledger.add(discarded=len(step.ids))
             elif step.compared and not step.step.aborted:
-                ledger.judged(accepted=0, rejected=len(step.ids))
+                ledger.add(rejected=len(step.ids))
             else:
-                ledger.abandoned(len(step.ids))
+                ledger.add(abandoned=len(step.ids))
         for outcome in outcomes:  # a failed model matters only where its step is needed, a bug always
             if isinstance(outcome, Exception) and not isinstance(outcome, StepSpecError) and error is None:
                 raise outcome
@@ -182,9 +182,9 @@ class Lookahead:
         step = self._step_ahead("draft")
         try:
             stop = request.transcript.rest_of_step(room)
-            step.finished = await request.drafted(stop, step.ids, place.ids, sibling)
+            step.finished = await request.draft_text(stop, step.ids, place.ids, sibling)
         finally:
-            request.ledger.proposed(len(step.ids))
+            request.ledger.add(drafted=len(step.ids))
         if step.finished is None:
             self._draft_failed |= not place.ids and not sibling
             return None
@@ -203,8 +203,8 @@ class Lookahead:
         except (ContextError, UnknownIdError, TimeoutError):
             return None
         finally:
-            request.ledger.generated(len(step.ids))
-        request.spans.wrote_ahead(since, self._index(place), len(step.ids))
+            request.ledger.add(generated=len(step.ids))
+        request.spans.generated_ahead(since, self._index(place), len(step.ids))
         return step
 
     def _step_ahead(self, writer: Literal["draft", "target"]) -> StepAhead:

@@ -75,8 +75,8 @@ class TargetSpeed:
         self._num_chains, self._control_at, self._tokens_left = 0, FIRST_CONTROL, 0
         self._controlled: Hashable = None
 
-    def wrote(self, num_tokens: int, seconds: float, *, control: bool) -> None:
-        """Note that the target has written tokens; see `StepPace.wrote`."""
+    def generated(self, num_tokens: int, seconds: float, *, control: bool) -> None:
+        """Note that the target has generated tokens; see `StepPace.generated`."""
         level = self._load.level
         self._all_token_s[level].note(seconds / num_tokens, num_tokens)
         if control:
@@ -196,8 +196,8 @@ class StepPace:
             self._saved_s.note(num_kept * self._target.token_s - seconds)
             self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MOST_REST)
 
-    def wrote(self, num_tokens: int, seconds: float, *, control: bool = False) -> None:
-        """Note that the target has written tokens.
+    def generated(self, num_tokens: int, seconds: float, *, control: bool = False) -> None:
+        """Note that the target has generated tokens.
 
         Args:
             num_tokens: number of tokens.
@@ -205,14 +205,14 @@ class StepPace:
             control: whether it wrote them in place of a chain, and not after a rejected step.
         """
         was_known = self._target.is_known
-        self._target.wrote(num_tokens, seconds, control=control)
+        self._target.generated(num_tokens, seconds, control=control)
         usual_s = num_tokens * self._target.token_s if self._target.has_controls else math.inf
         self._settle(self._earned_s(min(seconds, usual_s)))  # slow writing may be a consequence of speculation
         if self._target.is_known and not was_known:
             self._settle(self._free_s)
             self._ended(self._early_tokens, self._early_s)
 
-    def wrote_at_unknown_speed(self, seconds: float) -> None:
+    def generated_at_unknown_speed(self, seconds: float) -> None:
         """Note what the target took to read a prompt and write a text that came in one piece."""
         if self._target.is_known:
             self._settle(self._earned_s(seconds))
@@ -228,7 +228,7 @@ class StepPace:
         return FREE_S * math.sqrt(max(1, self.load.num_running))
 
     def regenerated(self, num_tokens: int, seconds: float) -> None:
-        """Note that the target has written tokens after the kept part of a rejected step. `seconds` are all it took."""
+        """Note that the target has generated tokens after the kept part of a rejected step. `seconds`: all it took."""
         if self._target.has_controls:
             self._settle(num_tokens * self._target.token_s - seconds)
 

@@ -206,7 +206,7 @@ class Request:
             self.ledger.shown(event)
             self.spans.event(event)
             if isinstance(event, StepCommitted) and self._writing_since is not None:
-                self.spans.wrote(self._writing_since, event.step, proposed=self._proposed)
+                self.spans.generated(self._writing_since, event.step, proposed=self._proposed)
                 self._writing_since = time.time_ns()
             self.events.put_nowait(event)
 
@@ -283,7 +283,7 @@ class Request:
         different: dict[str, Proposal] = {}
         for proposal in found:
             if proposal is not None and different.setdefault(proposal.text, proposal) is not proposal:
-                self.ledger.abandoned(len(proposal.ids))
+                self.ledger.add(abandoned=len(proposal.ids))
         index, self._proposed = len(self.transcript.steps), bool(different)
         self.emit(StepProposed(index, each.text, len(each.ids)) for each in different.values())
         return [*different.values()]
@@ -294,8 +294,8 @@ class Request:
         """Return a step of the draft, counted. None if the draft failed or was too slow.
 
         Args:
-            sibling: see `drafted`.
-            after: see `drafted`.
+            sibling: see `draft_text`.
+            after: see `draft_text`.
             index: the step's number; that of the open step by default.
         """
         since, ids = time.time_ns(), list[int]()
@@ -303,10 +303,9 @@ class Request:
         stop = self.transcript.rest_of_step(self.limits.room - len(after))
         proposal = None
         try:
-            proposal = await self.drafted(stop, ids, after, sibling)
+            proposal = await self.draft_text(stop, ids, after, sibling)
         finally:  # the draft may be stopped
-            self.ledger.proposed(len(ids))
-            self.ledger.abandoned(0 if proposal else len(ids))
+            self.ledger.add(drafted=len(ids), abandoned=0 if proposal else len(ids))
         if proposal is None:
             if ids:  # else only short steps would count, and a long one never be waited for
                 self.pace.costs.step_tokens.note(len(ids))
@@ -315,7 +314,7 @@ class Request:
         self.spans.drafted(since, index, len(proposal.ids))
         return proposal
 
-    async def drafted(
+    async def draft_text(
         self, stop: Stop, ids: list[int], after: Sequence[int] = (), sibling: int = 0, *, coupled: bool = False
     ) -> Proposal | None:
         """Return a text of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
@@ -382,7 +381,7 @@ class Request:
         return self.tokenizer.decode(self.transcript.visible(chunk.ids[: num_written(chunk)]))
 
     async def written(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
-        """Return a step of the target, uncounted. The arguments are those of `drafted`.
+        """Return a step of the target, uncounted. The arguments are those of `draft_text`.
 
         Raises:
             ContextError: there is no room in the target's context.
@@ -420,9 +419,9 @@ class Request:
         for each in judged:
             spare = each is not best and (each.accepted or each.proposal.aborted)
             if spare:
-                self.ledger.abandoned(len(each.proposal.ids))
+                self.ledger.add(abandoned=len(each.proposal.ids))
             elif each is not best:
-                self.ledger.judged(accepted=0, rejected=len(each.proposal.ids))
+                self.ledger.add(rejected=len(each.proposal.ids))
             self.ledger.add(steps_judged=each.by_judges and not spare)
             chosen = each.accepted and each is best
             self.emit([StepJudged(len(self.transcript.steps), chosen, each.verdict.scores)])
@@ -439,7 +438,7 @@ class Request:
         try:
             judged = replace(await self._judge(proposal, shared), seconds=time.perf_counter() - started)
         except (ContextError, UnknownIdError, TimeoutError):
-            self.ledger.abandoned(len(proposal.ids))
+            self.ledger.add(abandoned=len(proposal.ids))
             return None
         self.spans.judged(since, len(self.transcript.steps), judged.verdict)
         return judged
@@ -564,7 +563,7 @@ class Request:
         chosen = None if judged.verification is None else judged.verification.next_choice
         confirmed = proposal.tag is not None and proposal.tag == chosen
         accepted = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
-        self.ledger.judged(accepted=len(accepted), rejected=len(proposal.ids) - len(accepted))
+        self.ledger.add(accepted=len(accepted), rejected=len(proposal.ids) - len(accepted))
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
         self._record(judged)
@@ -577,19 +576,17 @@ class Request:
         if self._is_edited and not self._samples:  # then it need not be what the target would write
             return
         if self.transcript.thinking and not self.only_target and self.ledger.remaining > 0:
-            self.ledger.generated(1)
-            self.ledger.wrote("forced", 1)
+            self.ledger.add(generated=1, forced=1)
             self.transcript.extend([chosen])
             self.emit(self.transcript.close_step("target"))
 
     def commit(self, step: Proposal, writer: Literal["draft", "target"], verdict: Verdict | None = None) -> None:
         """Commit a whole step of one model, with the tag that ends it."""
         if writer == "draft":
-            self.ledger.judged(accepted=len(step.ids), rejected=0)
-            self.ledger.add(steps_accepted=bool(step.num_written))
+            self.ledger.add(accepted=len(step.ids), steps_accepted=bool(step.num_written))
             self._origin, self._num_from_draft = "draft", step.num_written
         else:
-            self.ledger.wrote("forced", len(step.ids))
+            self.ledger.add(forced=len(step.ids))
         self.transcript.extend(step.ids)
         self._close_step(verdict)
 
@@ -636,10 +633,10 @@ class Request:
         since, ids, draft = time.time_ns(), list[int](), None
         if room > 0:
             stop = self.transcript.rest_of_step(room)
-            draft = await self.drafted(replace(stop, before=stop.before + held.text), ids, held.ids)
-        self.ledger.proposed(len(ids))
+            draft = await self.draft_text(replace(stop, before=stop.before + held.text), ids, held.ids)
+        self.ledger.add(drafted=len(ids))
         if draft is None:
-            self.ledger.abandoned(len(held.ids) + len(ids))
+            self.ledger.add(abandoned=len(held.ids) + len(ids))
             return None
         self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
         if not (held.ids or self.transcript.open_ids):
@@ -677,18 +674,17 @@ class Request:
                 kept = draft.ids
             self._draft_refused = len(kept) < len(draft.ids)
         num_dropped = len(draft.ids) - len(kept)
-        self.ledger.judged(accepted=len(kept), rejected=0 if draft.aborted else num_dropped)
-        self.ledger.abandoned(num_dropped if draft.aborted else 0)
+        dropped = "abandoned" if draft.aborted else "rejected"
+        self.ledger.add(accepted=len(kept), **{dropped: num_dropped})
         self._num_from_draft += min(len(kept), draft.num_written)
         self.transcript.extend(kept)
 
     async def take_over(self, draft: Proposal, num_tokens: int, sentence: str = "") -> None:
         """Drop the draft's tokens, and let the target write at most `num_tokens` instead, after a sentence if given."""
-        self.ledger.judged(accepted=0, rejected=len(draft.ids))
+        self.ledger.add(rejected=len(draft.ids))
         room = min(self.limits.room, self.longest_step, self.target.max_context - len(self.transcript.buffer))
         ids = self.tokenizer.encode_text(sentence)[: max(0, room)] if sentence else []
-        self.ledger.generated(len(ids))
-        self.ledger.wrote("forced", len(ids))
+        self.ledger.add(generated=len(ids), forced=len(ids))
         self.transcript.extend(ids)
         await self._write_step("forced", num_tokens=num_tokens)
 
@@ -779,16 +775,15 @@ class Request:
         elif table and verification is not None:
             num_kept = agreed_prefix(proposal, verification, table.min_logprob if verdict.scores else 0.0)
         num_dropped = len(proposal.ids) - num_kept
-        self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=0 if proposal.aborted else num_dropped)
-        self.ledger.abandoned(num_dropped if proposal.aborted else 0)
+        dropped = "abandoned" if proposal.aborted else "rejected"
+        self.ledger.add(accepted=num_kept, salvaged=num_kept, **{dropped: num_dropped})
         self.transcript.extend(proposal.ids[:num_kept])
         self._num_from_draft += num_kept
         self._origin = "salvaged" if self._num_from_draft else "target"
         free = (table is not None or judged.answers) and self.is_own_text and not self.transcript.step_is_over
         if free and verification is not None and verification.choices is not None and self.limits.room > 0:
             choices = (*verification.choices, verification.next_choice)
-            self.ledger.generated(1)
-            self.ledger.wrote("regenerated", 1)
+            self.ledger.add(generated=1, regenerated=1)
             self.pace.regenerated(1, 0.0)
             self.transcript.extend([choices[num_kept]])
             return proposal.ids[num_kept + 1 :]
@@ -826,7 +821,7 @@ class Request:
                     break
                 chunk = following
                 watch.got(len(chunk.ids))
-                self.ledger.generated(len(chunk.ids))
+                self.ledger.add(generated=len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
                 if paused_s := await self.wait_for_reader():
@@ -837,7 +832,7 @@ class Request:
         if fate == "regenerated" and not reads_prompt and not waited_s:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
-        self.ledger.wrote(fate, num_new)
+        self.ledger.add(**{fate: num_new})
         return waited_s
 
     def _close_step(self, verdict: Verdict | None = None) -> None:
@@ -883,8 +878,7 @@ class Request:
     def _end_thinking(self) -> None:
         """Commit what is missing of the tags that end the thinking, in place of the target."""
         ids = self.transcript.rest_of_ending[: max(0, self.ledger.remaining)]
-        self.ledger.generated(len(ids))
-        self.ledger.wrote("forced", len(ids))
+        self.ledger.add(generated=len(ids), forced=len(ids))
         self.emit(self.transcript.end_thinking("target", len(ids)))
 
     async def _write(
@@ -911,13 +905,11 @@ class Request:
                 if chunk is None:
                     break
                 if draft:
-                    self.ledger.proposed(len(chunk.ids))
-                    self.ledger.judged(accepted=len(chunk.ids), rejected=0)
+                    self.ledger.add(drafted=len(chunk.ids), accepted=len(chunk.ids))
                     self.ledger.waited("draft", chunk.queue_s)
                 else:
                     watch.got(len(chunk.ids))
-                    self.ledger.generated(len(chunk.ids))
-                    self.ledger.wrote("forced", len(chunk.ids))
+                    self.ledger.add(generated=len(chunk.ids), forced=len(chunk.ids))
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
@@ -944,7 +936,7 @@ class WritingWatch:
 
     Args:
         reads_prompt: whether the call is the first one of its request.
-        control: see `StepPace.wrote`.
+        control: see `StepPace.generated`.
         clock: returns the time in seconds.
     """
 
@@ -993,15 +985,15 @@ class WritingWatch:
         if self._told or num_tokens > 2 * num_first:
             self._pass_on(pace, self._bundles)
         elif self._reads_prompt:
-            pace.wrote_at_unknown_speed(seconds)
+            pace.generated_at_unknown_speed(seconds)
         else:
-            pace.wrote(num_tokens, seconds, control=self._began_as_control)
+            pace.generated(num_tokens, seconds, control=self._began_as_control)
 
     def _pass_on(self, pace: StepPace, bundles: Sequence[tuple[float, int]]) -> None:
         """Pass on what these bundles have after the first of them."""
         num_tokens = sum(count for _, count in bundles[1:])
         if num_tokens:
-            pace.wrote(num_tokens, bundles[-1][0] - bundles[0][0], control=self._control)
+            pace.generated(num_tokens, bundles[-1][0] - bundles[0][0], control=self._control)
             self._bundles, self._told = self._bundles[len(bundles) - 1 :], True
 
 

@@ -123,14 +123,14 @@ class Spans:
 
     def drafted(self, since: int, index: int, num_tokens: int) -> None:
         """Record a proposal. `since`: when the phase began, in nanoseconds (`time.time_ns`)."""
-        self._child(DRAFT_SPAN, since, index, {"stepspec.step.draft_tokens": num_tokens})
+        self._child(DRAFT_SPAN, since, index, {"stepspec.step.drafted_tokens": num_tokens})
 
     def judged(self, since: int, index: int, verdict: Verdict) -> None:
         """Record a verdict."""
         scores = {f"stepspec.step.score.{name}": score for name, score in verdict.scores.items() if score is not None}
         self._child(VERIFY_SPAN, since, index, {"stepspec.step.accepted": verdict.accepted, **scores})
 
-    def wrote(self, since: int, step: Step, *, proposed: bool) -> None:
+    def generated(self, since: int, step: Step, *, proposed: bool) -> None:
         """Record a step that was written, at least in part, after a proposal failed, or without one."""
         attributes = {
             "stepspec.step.source": step.origin,
@@ -139,7 +139,7 @@ class Spans:
         }
         self._child(REGENERATE_SPAN if proposed else STEP_SPAN, since, step.index, attributes)
 
-    def wrote_ahead(self, since: int, index: int, num_tokens: int) -> None:
+    def generated_ahead(self, since: int, index: int, num_tokens: int) -> None:
         """Record a step that the target has written ahead, which may not be committed."""
         attributes = {"stepspec.step.source": "target", "stepspec.step.target_tokens": num_tokens}
         self._child(STEP_SPAN, since, index, attributes)

@@ -219,7 +219,7 @@ class Admission:
         for end in self._ends:
             end.reschedule(now)
 
-    def wrote(self, client: str, num_tokens: int) -> None:
+    def generated(self, client: str, num_tokens: int) -> None:
         """Count tokens that were generated for a client."""
         if client in self._served:  # a request whose deadline has passed in the queue has left
             self._served[client] += OUTPUT_WEIGHT * num_tokens

@@ -40,7 +40,9 @@ from stepspec.serve.settings import Settings
 from stepspec.serve.streaming import CLIENT_LEFT, respond
 
 
-def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", settings: Settings | None = None) -> FastAPI:
+def create_app(
+    pairs: Pair | Mapping[str, Pair], policy: str = "two-level", settings: Settings | None = None
+) -> FastAPI:
     """Return the service as an ASGI application. It closes the models on shutdown.
 
     Args:

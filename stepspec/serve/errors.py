@@ -81,8 +81,9 @@ class NoSuchModelError(RefusedError):
 
     status, code = 404, "model_not_found"
 
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__("model", unknown_name("model", name, known))
+    def __init__(self, name: str, known: list[str], message: str | None = None) -> None:
+        """`message`: what the client should use instead, if that is known."""
+        super().__init__("model", message or unknown_name("model", name, known))
 
 
 class NoKeyError(RefusedError):

@@ -126,7 +126,7 @@ class Generation:
             if num_tokens is None:  # a client that leaves early pays for what it has got
                 num_tokens = num_thought + len(self.model.pair.target.tokenizer.encode_text("".join(answer)))
             self.log.num_tokens += num_tokens
-            self.admission.wrote(self.client.name, num_tokens)
+            self.admission.generated(self.client.name, num_tokens)
             self.rates.used(self.client, num_tokens)
 
 

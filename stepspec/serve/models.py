@@ -9,7 +9,7 @@ from typing import Any
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
 from stepspec.api.session import StepSpec
-from stepspec.base.files import list_data_files
+from stepspec.base.files import former_name, list_data_files
 from stepspec.errors import UsageError, unknown_name
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.serve.errors import NoSuchModelError, RefusedError
@@ -60,7 +60,8 @@ class ServedModel:
         """
         name = speculation.policy or policy or self.policy
         if name != self.policy and name not in (known := list_data_files("policies")):
-            raise RefusedError("stepspec.policy", unknown_name("policy", name, known))
+            message = former_name("policies", name) or unknown_name("policy", name, known)
+            raise RefusedError("stepspec.policy", message)
         try:
             if speculation.exact and not self._policy(name).exact:
                 name = EXACT
@@ -123,7 +124,8 @@ class ServedModels:
             return self._models[name], None
         model, separator, policy = name.rpartition("@")
         if not separator or model not in self._models or policy not in self._models[model].policies:
-            raise NoSuchModelError(name, [card["id"] for card in self.cards()])
+            former = former_name("policies", policy) if model in self._models else None
+            raise NoSuchModelError(name, [card["id"] for card in self.cards()], former)
         return self._models[model], policy
 
     def cards(self) -> list[dict[str, Any]]:

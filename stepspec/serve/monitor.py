@@ -54,7 +54,7 @@ COUNTERS: Mapping[str, tuple[str, str | None]] = {
     "cached_tokens": ("Tokens of prompts that the target had cached.", "prompt_tokens_cached"),
     "committed_tokens": ("Tokens of thinking and answers.", "generation_tokens"),
     "draft_tokens": ("Committed tokens that the draft wrote.", None),
-    "wasted_tokens": ("Tokens that a model wrote and that were not committed.", None),
+    "wasted_tokens": ("Tokens that a model generated and that were not committed.", None),
     "steps_judged": ("Steps of the draft that were judged.", None),
     "steps_accepted": ("Steps of the draft that were accepted.", None),
     "token_drafted": ("Tokens drafted by token-level speculation.", "spec_decode_num_draft_tokens"),

@@ -88,7 +88,7 @@ class Arguments(BaseModel):
     draft: str | None = None
     judges: dict[str, str] = Field(default_factory=dict)
     """Spec strings of judge models by name."""
-    policy: str = "stepspec"
+    policy: str = "two-level"
     api_keys: Path | None = None
     """File of API keys, on every node. It is read again when it changes."""
     insecure: bool = False

@@ -19,7 +19,7 @@ from stepspec.serve.server import Server, Serving
 
 @contextmanager
 def serving(
-    pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", settings: Settings | None = None
+    pairs: Pair | Mapping[str, Pair], policy: str = "two-level", settings: Settings | None = None
 ) -> Iterator[str]:
     """Serve pairs and yield the base URL, which ends in `/v1`."""
     with serving_app(create_app(pairs, policy, settings)) as address:

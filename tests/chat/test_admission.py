@@ -76,7 +76,7 @@ async def test_the_lowest_priority_number_goes_first_and_then_the_client_that_wa
     await requests.arrive("a2", "a3", "b1", num_tokens=10)
     await requests.arrive("c1", priority=-1)
     await requests.arrive("d1", priority=1)
-    requests.admission.wrote("a", 5)
+    requests.admission.generated("a", 5)
     await requests.end()
     assert requests.order == ["a1", "c1", "b1", "a2", "a3", "d1"]
 
@@ -84,7 +84,7 @@ async def test_the_lowest_priority_number_goes_first_and_then_the_client_that_wa
 async def test_a_client_that_comes_late_neither_saved_up_nor_has_to_catch_up() -> None:
     requests = Requests(Admission(Limits(max_running=1, max_queued=9)))
     await requests.arrive("a1", num_tokens=1_000)
-    requests.admission.wrote("a", 1_000)
+    requests.admission.generated("a", 1_000)
     await requests.arrive("a2", "b1", "b2", num_tokens=10)
     await requests.end()
     assert requests.order == ["a1", "a2", "b1", "b2"]
@@ -216,5 +216,5 @@ async def test_answers_beyond_the_limit_wait_for_others_of_their_request() -> No
 
 async def test_a_client_whose_request_has_left_the_queue_leaves_no_count() -> None:
     admission = Admission(Limits())
-    admission.wrote("gone", 0)
+    admission.generated("gone", 0)
     assert not admission._served, "its count would be the lowest one, at which others begin"

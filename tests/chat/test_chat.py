@@ -361,7 +361,7 @@ async def test_unsupported_messages_are_rejected(messages: Any, error: str) -> N
         ({"temperature": -1}, "between 0"),
         ({"max_tokens": 0}, "at least 1"),
         ({"stop": [""]}, "empty"),
-        ({"policy": "stepsepc"}, "Did you mean 'stepspec'"),
+        ({"policy": "two-levle"}, "Did you mean 'two-level'"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
         ({"tool_choice": "required"}, "there are no tools"),

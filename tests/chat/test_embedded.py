@@ -126,7 +126,7 @@ def test_a_loaded_pair_reports_its_context_length(spec: StepSpec) -> None:
     )
 
 
-@pytest.mark.parametrize("policy", ["target", "stepspec", "draft"])
+@pytest.mark.parametrize("policy", ["target", "two-level", "draft"])
 async def test_a_text_without_an_end_is_cut_at_the_deadline(spec: StepSpec, policy: str) -> None:
     no_end = dict.fromkeys(spec.pair.target.tokenizer.end_ids, -100.0)
     since, session = time.perf_counter(), StepSpec(policy=policy, pair=spec.pair)

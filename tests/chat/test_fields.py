@@ -230,7 +230,7 @@ def test_the_answer_is_one_of_the_choices_verbatim(root: str, field: str) -> Non
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
+@pytest.mark.parametrize("policy", ["target", "specreason", "two-level"])
 @pytest.mark.parametrize("thinks", [True, False])
 async def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(policy: str, thinks: bool) -> None:
     pair = following_pair(thinks=thinks)
@@ -301,7 +301,9 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"tools": [{"type": "function"}]}, "tools", "Tool 1"),
         ({"messages": [5]}, "messages.0", "messages.0"),
         ({"messages": [{"role": "me", "content": "a"}]}, "messages", "Turn 1"),
-        ({"stepspec": {"policy": "stepsepc"}}, "stepspec.policy", "Did you mean 'stepspec'"),
+        ({"stepspec": {"policy": "two-levle"}}, "stepspec.policy", "Did you mean 'two-level'"),
+        ({"stepspec": {"policy": "stepspec"}}, "stepspec.policy", "'stepspec' is called 'two-level' since 0.2.0."),
+        ({"model": "target@stepspec"}, "model", "The policy 'stepspec' is called 'two-level' since 0.2.0."),
         ({"model": "gpt-5"}, "model", "gpt-5"),
         ({"temperature": NAN}, None, "NaN"),
         ({"structured_outputs": {"\ud800": 1}}, "structured_outputs", "surrogate pair"),

@@ -193,10 +193,10 @@ async def test_the_salt_of_a_call_reaches_the_engine_in_every_interface(made: li
 
 def test_thresholds_of_clients_do_not_displace_what_the_session_of_a_policy_has_learned() -> None:
     model = ServedModel("small", following_pair(), "specreason")
-    usual = [model.session(name, Speculation())[1] for name in (None, "stepspec")]
+    usual = [model.session(name, Speculation())[1] for name in (None, "two-level")]
     for number in range(MAX_SESSIONS + 5):
         model.session(None, Speculation(threshold=number / 100))
-    assert [model.session(name, Speculation())[1] for name in (None, "stepspec")] == usual
+    assert [model.session(name, Speculation())[1] for name in (None, "two-level")] == usual
 
 
 def headers(key: str) -> Mapping[str, str]:

@@ -28,9 +28,9 @@ METRICS = """\
 # TYPE stepspec_requests_running gauge
 stepspec_requests_running{model_name="a {b} c"} 2.0
 stepspec_requests_running{model_name="b"} 1.0
-stepspec_steps_judged_total{policy="stepspec"} 8.0
-stepspec_steps_accepted_total{policy="stepspec"} 6.0
-stepspec_steps_accepted_created{policy="stepspec"} 1.79e+09
+stepspec_steps_judged_total{policy="two-level"} 8.0
+stepspec_steps_accepted_total{policy="two-level"} 6.0
+stepspec_steps_accepted_created{policy="two-level"} 1.79e+09
 stepspec_committed_tokens_total 1e3
 """
 
@@ -105,8 +105,8 @@ class ScriptedService:
     async def models(self, request: Request) -> Response:
         if refused := self._refused(request):
             return refused
-        cards = [{"id": f"pair@{name}", "policy": name} for name in ("stepspec", "target", "token")]
-        return JSONResponse({"data": [{"id": "pair", "policy": "stepspec"}, *cards]})
+        cards = [{"id": f"pair@{name}", "policy": name} for name in ("two-level", "target", "token")]
+        return JSONResponse({"data": [{"id": "pair", "policy": "two-level"}, *cards]})
 
     async def chat(self, request: Request) -> Response:
         if refused := self._refused(request):
@@ -263,7 +263,7 @@ def test_a_dark_phone_scrolls_in_one_direction_alone(browser: Any) -> None:
 def test_policies_stop_errors_and_hostile_texts(browser: Any) -> None:
     service = ScriptedService()
     with listening(service.app) as address, opened(browser, address, "?example=0") as page:
-        assert page.locator("#model option").all_inner_texts() == ["stepspec (default)", "target", "token"]
+        assert page.locator("#model option").all_inner_texts() == ["two-level (default)", "target", "token"]
         assert service.bodies == []
         page.select_option("#model", label="token")
         page.uncheck("#compare")

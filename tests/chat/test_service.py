@@ -71,7 +71,7 @@ def untimed(result: Result) -> dict[str, Any]:
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
     listed = [model.id for model in client.models.list()]
     assert listed[0] == "target"
-    assert {"target@stepspec", "target@token", "target@target"} < {*listed}
+    assert {"target@two-level", "target@token", "target@target"} < {*listed}
     assert client.models.retrieve("target@token").model_extra["policy"] == "token"  # type: ignore[index]
     assert client.models.retrieve("target").owned_by == "stepspec"
     with pytest.raises(openai.NotFoundError, match="Known: target"):
@@ -113,7 +113,7 @@ def test_a_streamed_response(client: openai.OpenAI) -> None:
 def test_without_include_usage_there_is_no_usage_chunk(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
-    assert chunks[-1].model_extra["metrics"]["stepspec"]["policy"] == "stepspec"  # type: ignore[index]
+    assert chunks[-1].model_extra["metrics"]["stepspec"]["policy"] == "two-level"  # type: ignore[index]
 
 
 def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
@@ -475,7 +475,7 @@ async def test_without_a_policy_the_chat_model_uses_that_of_the_service_and_name
             message = await ChatStepSpec(base_url=address, **settings).ainvoke("How many?")
             assert message.response_metadata["stepspec"]["policy"] == policy
     assert (await ChatStepSpec(pair=following_pair()).ainvoke("How many?")).response_metadata["stepspec"]["policy"] == (
-        "stepspec"
+        "two-level"
     )
 
 

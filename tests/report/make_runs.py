@@ -53,7 +53,7 @@ POLICIES = {
     "token": Kind("token", 0.0064),
     "draft": Kind("draft", 0.0024, skill=-0.3),
     "specreason": Kind("step", 0.0066, judge="rating.specreason"),
-    "stepspec": Kind("step", 0.0048, judge="likelihood.min", salvages=True),
+    "two-level": Kind("step", 0.0048, judge="likelihood.min", salvages=True),
     "stepspec-loose": Kind("step", 0.0038, judge="likelihood.min", strictness=0.25, salvages=True),
 }
 

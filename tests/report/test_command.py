@@ -15,7 +15,7 @@ from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.running import summarise
 
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
-POLICIES = ["target", "token", "stepspec"]
+POLICIES = ["target", "token", "two-level"]
 
 app = typer.Typer()
 app.command()(report_runs)
@@ -84,8 +84,8 @@ HOSTILE = "<img src=x onerror=alert(1)>![a](http://b)`\x1b]0;owned\x07\x9b2J\n# 
 def test_names_from_elsewhere_are_neither_markup_nor_terminal_codes(tmp_path: Path) -> None:
     made = make_run(6, policies=POLICIES)
     rows = [row.model_copy(update={"subject": HOSTILE}) for row in made.rows]
-    made.rows = [row.model_copy(update={"policy": HOSTILE}) if row.policy == "stepspec" else row for row in rows]
-    policies = {HOSTILE if name == "stepspec" else name: each for name, each in made.run.policies.items()}
+    made.rows = [row.model_copy(update={"policy": HOSTILE}) if row.policy == "two-level" else row for row in rows]
+    policies = {HOSTILE if name == "two-level" else name: each for name, each in made.run.policies.items()}
     engine = made.run.engines["target"]
     assert engine is not None
     engines = {"target": engine.model_copy(update={"name": HOSTILE})}

@@ -42,7 +42,7 @@ def test_everything_is_embedded_if_there_is_room(tmp_path: Path) -> None:
 
 
 def test_without_room_disagreements_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
-    tally, embedded = packed(make_run(900, policies=["target", "stepspec"]), tmp_path, budget=250_000)
+    tally, embedded = packed(make_run(900, policies=["target", "two-level"]), tmp_path, budget=250_000)
     assert 0 < sum(map(len, embedded.chunks)) <= 250_000
     assert embedded.num_left_out == 900 - embedded.num_traced > 0
     first = set(by_interest(tally)[: embedded.num_traced])
@@ -51,7 +51,7 @@ def test_without_room_disagreements_come_first_and_the_rest_is_counted(tmp_path:
     lost = [
         name
         for name, problem in tally.problems.items()
-        if problem.outcomes["target"][0].status == "correct" != problem.outcomes["stepspec"][0].status
+        if problem.outcomes["target"][0].status == "correct" != problem.outcomes["two-level"][0].status
     ]
     assert set(by_interest(tally)[: len(lost)]) == set(lost)
 

@@ -16,29 +16,29 @@ def summary(matched: str, **changes: object) -> Summary:
     step = STEPSPEC.model_copy(update=changes)
     found = Matched(loss=0.01, policy=matched, speedup=2.3, speedup_ci=(2.2, 2.5))
     return SUMMARY.model_copy(
-        update={"policies": {"target": TARGET, "token": TARGET, "stepspec": step}, "matched": found, "n": 1000}
+        update={"policies": {"target": TARGET, "token": TARGET, "two-level": step}, "matched": found, "n": 1000}
     )
 
 
 def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
-    found = findings(RUN, summary("stepspec"))
+    found = findings(RUN, summary("two-level"))
     assert found.headline == (
-        "The fastest policy that keeps the target's accuracy to within a point is stepspec: 2.35× [2.20, 2.50] as fast "
-        "as the target alone."
+        "The fastest policy that keeps the target's accuracy to within a point is two-level: 2.35× [2.20, 2.50] as "
+        "fast as the target alone."
     )
-    assert "stepspec answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
+    assert "two-level answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
 
 
 def test_the_headline_without_a_qualifying_policy_or_without_a_target() -> None:
     assert findings(RUN, summary("target")).headline.startswith("No policy that keeps")
     alone = summary("target").model_copy(update={"matched": None})
-    assert findings(RUN, alone).headline == "Results of target, token and stepspec on gsm-mini."
+    assert findings(RUN, alone).headline == "Results of target, token and two-level on gsm-mini."
 
 
 def test_a_faster_policy_is_named_with_its_loss_of_accuracy() -> None:
     details = " ".join(findings(RUN, summary("token")).details)
     assert (
-        "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5], lost 30 and won 24 "
+        "Faster, but not known to keep the accuracy: two-level (2.35×, accuracy -0.6% [-1.7, +0.5], lost 30 and won 24 "
         "of 1,000 problems)." in details
     )
     old = " ".join(findings(RUN, summary("token", lost=None, won=None)).details)  # a summary from before they existed
@@ -55,16 +55,16 @@ def test_exact_policies_are_listed_separately_and_in_narrow_types_up_to_rounding
     run = RUN.model_copy(update={"engines": {"target": target}})
     words = " up to rounding" if rounds else ""
     ties = ", except that near ties can resolve differently" if rounds else ""
-    assert findings(run, summary("stepspec")).exactness == (
-        f"token: exact{words}. The output has the target's distribution{ties}. stepspec: not exact. Answers can "
+    assert findings(run, summary("two-level")).exactness == (
+        f"token: exact{words}. The output has the target's distribution{ties}. two-level: not exact. Answers can "
         "differ, and the measured accuracy includes this."
     )
 
 
 def test_the_policy_exact_is_reported_as_exact() -> None:
     record = PolicyRecord(text="", sha256="0", kind="step", step_level_exact=True)
-    run = RUN.model_copy(update={"policies": {**RUN.policies, "stepspec": record}})
-    assert findings(run, summary("stepspec")).exactness.startswith("token and stepspec: exact up to rounding.")
+    run = RUN.model_copy(update={"policies": {**RUN.policies, "two-level": record}})
+    assert findings(run, summary("two-level")).exactness.startswith("token and two-level: exact up to rounding.")
     tolerant = record.model_copy(update={"token_level_exact": False})
     assert not tolerant.exact
 
@@ -97,7 +97,7 @@ def test_the_draft_alone_is_the_answer_by_the_rule_that_holds_for_every_policy(
 
 
 def test_a_report_says_which_policies_without_a_judge_were_not_run() -> None:
-    run = make_run(2, policies=("target", "token", "stepspec")).run
+    run = make_run(2, policies=("target", "token", "two-level")).run
     for each, names in ((run, "draft and always"), (MADE, "always")):
         words = f"Not run: {names}. So it is unknown whether the draft needs a judge, or the target."
         assert words in findings(each, summary("token")).warnings
@@ -112,11 +112,11 @@ def test_an_unknown_policy_has_no_kind_and_is_not_exact() -> None:
 
 def test_problems_of_a_run_become_warnings() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
-    assert findings(many, summary("stepspec")).warnings == []
+    assert findings(many, summary("two-level")).warnings == []
     bad = {"truncated": 100, "failed": 2, "by_last_number": 90, "parse_errors": 60, "token_level_exact": False}
-    warnings = " ".join(findings(many, summary("stepspec", **bad)).warnings)
+    warnings = " ".join(findings(many, summary("two-level", **bad)).warnings)
     for words in (
-        "stepspec: 2 of 1,002 requests ended in an error",
+        "two-level: 2 of 1,002 requests ended in an error",
         "10.0% of the answers were cut off",
         "last number",
         "not be read",
@@ -129,23 +129,23 @@ def test_a_draft_that_proposed_hardly_any_steps_or_was_often_left_becomes_a_warn
     slow, none = "the draft was too slow", "max_overhead"
     for why, steps in ({slow: 60}, 900), ({none: 900, slow: 10}, 3):
         changes = {"not_proposed": why, "steps_proposed": steps, "steps": 1000, "num_rows": 1000}
-        sentences = [each for each in findings(RUN, summary("stepspec", **changes)).warnings if "proposed" in each]
+        sentences = [each for each in findings(RUN, summary("two-level", **changes)).warnings if "proposed" in each]
         assert len(sentences) == 1
         assert all(f"{reason} in {number}" in sentences[0] for reason, number in why.items())
     for why, steps in ({slow: 10, none: 500}, 900), ({"the policy proposes none": 1000}, 0), ({slow: 1000}, None):
         changes = {"not_proposed": why, "steps_proposed": steps, "steps": 1000, "num_rows": 1000}
-        assert not [each for each in findings(RUN, summary("stepspec", **changes)).warnings if "proposed" in each]
+        assert not [each for each in findings(RUN, summary("two-level", **changes)).warnings if "proposed" in each]
 
 
 def test_with_missing_rows_the_difference_is_over_the_shared_problems() -> None:
     for num_rows in ({"n": 1200}, {"n": 1000, "num_rows": 990}):
-        found = findings(RUN, summary("stepspec", **num_rows))
+        found = findings(RUN, summary("two-level", **num_rows))
         assert found.details[1] == (
-            "The accuracy of stepspec minus the target's is -0.6% [-1.7, +0.5] on the problems that have ended, with "
+            "The accuracy of two-level minus the target's is -0.6% [-1.7, +0.5] on the problems that have ended, with "
             "an answer or an error, under every policy in the tables. The accuracies in the tables are over all "
             "problems that have ended under each policy."
         )
-    nothing_shared = findings(RUN, summary("stepspec", accuracy_delta=None, accuracy_delta_ci=None))
+    nothing_shared = findings(RUN, summary("two-level", accuracy_delta=None, accuracy_delta_ci=None))
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)
 
 
@@ -166,31 +166,31 @@ def test_lost_and_won_problems_are_named_with_the_problems_that_were_compared() 
     ],
 )
 def test_a_certificate_that_cannot_be_read_becomes_a_warning(text: str) -> None:
-    record = RUN.policies["stepspec"].model_copy(update={"text": text})
-    run = RUN.model_copy(update={"policies": {**RUN.policies, "stepspec": record}})
-    assert "stepspec: its certificate cannot be read." in findings(run, summary("stepspec")).warnings
+    record = RUN.policies["two-level"].model_copy(update={"text": text})
+    run = RUN.model_copy(update={"policies": {**RUN.policies, "two-level": record}})
+    assert "two-level: its certificate cannot be read." in findings(run, summary("two-level")).warnings
 
 
 def test_failed_requests_come_first_even_for_a_policy_without_rows() -> None:
     accuracies = {"accuracy_without_failed": 0.95, "accuracy_without_failed_ci": (0.9, 0.98)}
-    failing = summary("stepspec", failed=2, **accuracies).model_copy(
-        update={"failed": {"stepspec": 2, "draft": 7, "target": 0}, "n": 9}
+    failing = summary("two-level", failed=2, **accuracies).model_copy(
+        update={"failed": {"two-level": 2, "draft": 7, "target": 0}, "n": 9}
     )
     assert list(findings(RUN, failing).warnings[:2]) == [
         "draft: 7 requests ended in an error and none was finished. The tables omit it.",
-        "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
+        "two-level: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
         "are correct.",
     ]
 
 
 def test_with_concurrency_a_warning_names_the_interval_to_use() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
-    (warning,) = findings(many, summary("stepspec").model_copy(update={"concurrency": 8})).warnings
+    (warning,) = findings(many, summary("two-level").model_copy(update={"concurrency": 8})).warnings
     assert "Use the interval of the throughput, which is over blocks" in warning
 
 
 def test_few_problems_unfinished_problems_and_a_missing_baseline_become_warnings() -> None:
-    small = summary("stepspec", n_for_one_point=4321, speedup_vs_target_ci=None).model_copy(update={"n": 8})
+    small = summary("two-level", n_for_one_point=4321, speedup_vs_target_ci=None).model_copy(update={"n": 8})
     run = RUN.model_copy(
         update={"num_problems": 20, "policies": {"target": RUN.policies["target"]}, "commit": "0-dirty"}
     )

@@ -21,7 +21,7 @@ Open = Callable[..., Window]
 
 @pytest.fixture(scope="module")
 def made() -> MadeRun:
-    return make_run(40, policies=["target", "token", "draft", "stepspec"])
+    return make_run(40, policies=["target", "token", "draft", "two-level"])
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_the_search_finds_ids_and_words_inside_steps(window: Open, file: Path, m
     shown = window(file)
     shown.role("search").fill("made-0007")
     assert shown.listed() == ["made-0007"]
-    trace = next(trace for trace in made.traces if trace.policy == "stepspec" and trace.problem == "made-0021")
+    trace = next(trace for trace in made.traces if trace.policy == "two-level" and trace.problem == "made-0021")
     shown.role("search").fill((trace.steps[2].text or "").strip())
     shown.page.wait_for_function("document.querySelectorAll('.item').length === 1")
     assert shown.listed() == ["made-0021"]
@@ -132,9 +132,9 @@ def test_the_keyboard_moves_through_problems_steps_and_columns(window: Open, fil
 def test_two_policies_are_shown_side_by_side(window: Open, file: Path, made: MadeRun) -> None:
     shown = window(file)
     shown.role("search").fill("made-0005")
-    shown.column(0).locator("select").select_option(label="stepspec")
+    shown.column(0).locator("select").select_option(label="two-level")
     shown.column(1).locator("select").select_option(label="draft")
-    for side, policy in enumerate(("stepspec", "draft")):
+    for side, policy in enumerate(("two-level", "draft")):
         trace = next(each for each in made.traces if (each.problem, each.policy) == ("made-0005", policy))
         steps = shown.column(side).locator(".step")
         assert steps.locator(".text").all_inner_texts() == [(step.text or "").strip() for step in trace.steps]
@@ -151,9 +151,9 @@ def test_two_policies_are_shown_side_by_side(window: Open, file: Path, made: Mad
 
 
 def test_the_address_restores_the_view(window: Open, file: Path) -> None:
-    shown = window(file, "#run=r0&problem=made-0033&left=token&right=stepspec&repeat=0&rightstep=3")
+    shown = window(file, "#run=r0&problem=made-0033&left=token&right=two-level&repeat=0&rightstep=3")
     assert shown.problem() == "made-0033"
-    assert [shown.column(side).get_attribute("aria-label") for side in (0, 1)] == ["token", "stepspec"]
+    assert [shown.column(side).get_attribute("aria-label") for side in (0, 1)] == ["token", "two-level"]
     assert shown.focused().startswith("3 ")
     shown.page.keyboard.press("ArrowDown")
     there = shown.page.evaluate("location.hash")
@@ -235,8 +235,8 @@ def test_the_page_fits_a_phone_without_horizontal_scrolling(window: Open, file: 
 
 
 def test_long_names_do_not_widen_the_page_on_a_phone(window: Open, tmp_path: Path) -> None:
-    made = make_run(4, policies=["target", "stepspec"])
-    renamed = {"target": "target", "stepspec": "policies/" + "a_name_without_a_place_to_break_" * 4}
+    made = make_run(4, policies=["target", "two-level"])
+    renamed = {"target": "target", "two-level": "policies/" + "a_name_without_a_place_to_break_" * 4}
     made.rows = [row.model_copy(update={"policy": renamed[row.policy]}) for row in made.rows]
     policies = {renamed[name]: record for name, record in made.run.policies.items()}
     made.run, made.blocks, made.traces = made.run.model_copy(update={"policies": policies}), [], []
@@ -256,9 +256,9 @@ def test_print_is_light_and_omits_the_problems(window: Open, file: Path) -> None
 
 
 def test_hostile_model_output_is_not_executed(window: Open, tmp_path: Path) -> None:
-    hostile = make_run(6, hostile=True, policies=["target", "stepspec"])
+    hostile = make_run(6, hostile=True, policies=["target", "two-level"])
     nasty = '</script><img src=x onerror="window.hacked=1">'
-    renamed = {"stepspec": nasty}
+    renamed = {"two-level": nasty}
     hostile.rows = [
         row.model_copy(
             update={"policy": renamed.get(row.policy, row.policy), "gold": nasty, "why": nasty, "answer": nasty}
@@ -310,7 +310,7 @@ def test_an_old_browser_gets_a_message(browser, file: Path) -> None:
 
 
 def test_a_repeat_can_be_selected_and_correct_repeats_are_counted(window: Open, tmp_path: Path) -> None:
-    repeated = make_run(4, num_repeats=3, policies=["target", "stepspec"])
+    repeated = make_run(4, num_repeats=3, policies=["target", "two-level"])
     shown = window(page_of(tmp_path, repeated))
     right = sum(
         row.status == "correct" for row in repeated.rows if (row.problem, row.policy) == ("made-0000", "target")

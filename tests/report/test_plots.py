@@ -28,7 +28,7 @@ STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 @pytest.fixture(scope="module")
 def plots() -> list[Plot]:
     made = make_run(40)
-    nasty = {"stepspec": NASTY}
+    nasty = {"two-level": NASTY}
     made.rows = [row.model_copy(update={"policy": nasty.get(row.policy, row.policy)}) for row in made.rows]
     policies = {nasty.get(name, name): record for name, record in made.run.policies.items()}
     run = made.run.model_copy(update={"policies": policies})
@@ -68,7 +68,7 @@ def test_names_are_shown_verbatim(plots: list[Plot]) -> None:
 
 
 def test_the_same_run_gives_the_same_figures() -> None:
-    made = make_run(20, policies=["target", "stepspec"])
+    made = make_run(20, policies=["target", "two-level"])
     summary, tally = summarise(made.run, made.rows), RunTally.of(made.rows)
     assert plot_sections("a", made.run, summary, tally) == plot_sections("a", made.run, summary, tally)
 
@@ -95,18 +95,18 @@ def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
         StepRecord(origin="draft" if accepted else "target", num_tokens=1, num_from_draft=1, scores={"j": 1.0})
         for accepted in outcomes
     ]
-    return make_run(1, policies=["stepspec"]).rows[0].model_copy(update={"problem": problem, "steps": steps})
+    return make_run(1, policies=["two-level"]).rows[0].model_copy(update={"problem": problem, "steps": steps})
 
 
 def test_single_steps_of_different_problems_are_accepted_with_wilsons_interval() -> None:
-    tally = RunTally.of(judged(f"{number}", [number % 4 > 0]) for number in range(40)).policies["stepspec"]
+    tally = RunTally.of(judged(f"{number}", [number % 4 > 0]) for number in range(40)).policies["two-level"]
     ((position, share),) = places_accepted(tally)
     assert (position, share.value) == (1, 0.75)
     assert share.interval() == pytest.approx(wilson(30, 40))
 
 
 def test_positions_that_share_a_point_do_not_count_as_problems() -> None:
-    tally = RunTally.of(judged(f"{number}", [number % 4 > 0] * 96) for number in range(40)).policies["stepspec"]
+    tally = RunTally.of(judged(f"{number}", [number % 4 > 0] * 96) for number in range(40)).policies["two-level"]
     points = places_accepted(tally)
     assert [position for position, _ in points] == [2.5 + 4 * number for number in range(24)]
     for _, share in points:
@@ -116,8 +116,8 @@ def test_positions_that_share_a_point_do_not_count_as_problems() -> None:
 
 def test_positions_with_few_judged_steps_make_no_point() -> None:
     rows = [judged(f"{number}", [True, False][: 1 + (number < 9)]) for number in range(10)]
-    assert [position for position, _ in places_accepted(RunTally.of(rows).policies["stepspec"])] == [1]
-    assert places_accepted(RunTally.of([judged("a", [])]).policies["stepspec"]) == []
+    assert [position for position, _ in places_accepted(RunTally.of(rows).policies["two-level"])] == [1]
+    assert places_accepted(RunTally.of([judged("a", [])]).policies["two-level"]) == []
 
 
 def test_the_pareto_front_contains_only_undominated_points() -> None:
@@ -134,7 +134,7 @@ def test_the_token_flow_balances() -> None:
         forced=15,
         drafted=80,
         rejected=12,
-        cancelled=8,
+        abandoned=8,
         discarded=3,
     )
     bands = fates(tokens)

@@ -73,7 +73,7 @@ STEPSPEC = TARGET.model_copy(
         "token_acceptance": 0.7,
     }
 )
-MATCHED = Matched(loss=0.01, policy="stepspec", speedup=2.345, speedup_ci=(2.2, 2.5))
+MATCHED = Matched(loss=0.01, policy="two-level", speedup=2.345, speedup_ci=(2.2, 2.5))
 SUMMARY = Summary(
     benchmark="gsm-mini",
     n=1000,
@@ -181,8 +181,8 @@ def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
 NO_SPEED = STEPSPEC.model_copy(
     update={"no_speed": "the target answered 700 of the 1,000 requests that it did not", "truncated": 700, "failed": 5}
 )
-STRUCK = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": NO_SPEED}})
-REASON = "The speed of stepspec does not count: the target answered 700 of the 1,000 requests that it did not."
+STRUCK = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": NO_SPEED}})
+REASON = "The speed of two-level does not count: the target answered 700 of the 1,000 requests that it did not."
 
 
 def test_markdown_strikes_through_only_a_speed_that_does_not_count() -> None:
@@ -266,10 +266,10 @@ def test_policies_that_every_table_shows_are_rows_even_if_they_did_not_run() -> 
 
 
 def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -> None:
-    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}, "matched": MATCHED})
+    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": STEPSPEC}, "matched": MATCHED})
     warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
     first, rest = headline([(RUN, ours), warm]), readme_block([(RUN, ours), warm])
-    for words in ("point at temperature 0 is `stepspec`", "point at temperature 0.6 is `stepspec`"):
+    for words in ("point at temperature 0 is `two-level`", "point at temperature 0.6 is `two-level`"):
         assert words in first
     assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
     assert rest.count(readme_table(RUN, ours)) == 2
@@ -279,7 +279,7 @@ def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -
 
 
 def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> None:
-    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}})
+    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": STEPSPEC}})
     warm = RUN.model_copy(update={"temperature": 0.6})
     other = RUN.model_copy(update={"benchmark": "gsm8k"})
     table = overview_block([(RUN, ours), (warm, ours), (other, STRUCK)])
@@ -288,8 +288,8 @@ def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> N
         [about, "draft, always", "not run"] for about in ("gsm-mini, 0", "gsm-mini, 0.6", "gsm8k, 0")
     ]
     rows = [row for row in rows if "not run" not in row]
-    names = [("gsm-mini, 0", "target"), ("gsm-mini, 0", "stepspec"), ("gsm-mini, 0.6", "target")]
-    names += [("gsm-mini, 0.6", "stepspec"), ("gsm8k, 0", "target"), ("gsm8k, 0", "stepspec")]
+    names = [("gsm-mini, 0", "target"), ("gsm-mini, 0", "two-level"), ("gsm-mini, 0.6", "target")]
+    names += [("gsm-mini, 0.6", "two-level"), ("gsm8k, 0", "target"), ("gsm8k, 0", "two-level")]
     assert [(row[0], row[1]) for row in rows[2:]] == names
     assert rows[3][4:7] == ["30, 24", "not known", "2.35× [2.20, 2.50]"]
     assert rows[7][6] == "~~2.35× [2.20, 2.50]~~"

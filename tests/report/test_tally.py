@@ -6,7 +6,7 @@ from stepspec.evaluation.records import StepRecord
 from stepspec.evaluation.report.tally import RunTally
 
 RUN = make_run(1)
-ROW = next(row for row in RUN.rows if row.policy == "stepspec")
+ROW = next(row for row in RUN.rows if row.policy == "two-level")
 
 
 def step(origin: str, score: float | None = 0.0, judge: str = "j") -> StepRecord:
@@ -20,7 +20,7 @@ def test_steps_are_counted_by_position_and_scores_by_outcome() -> None:
         ROW.model_copy(update={"steps": steps, "status": "incorrect"}),
         ROW.model_copy(update={"steps": [step("draft", -0.25)], "problem": "q", "status": "correct"}),
     ]
-    tally = RunTally.of(rows).policies["stepspec"]
+    tally = RunTally.of(rows).policies["two-level"]
     places = {problem: (list(each.judged), list(each.accepted)) for problem, each in tally.places.items()}
     assert places == {ROW.problem: ([0, 1, 1, 1, 1], [0, 1, 0, 0, 1]), "q": ([1], [1])}
     scores = tally.scores["j"]
@@ -33,7 +33,7 @@ def test_the_judged_steps_of_repeats_add_up_within_their_problem() -> None:
         ROW.model_copy(update={"repeat": repeat, "steps": [step("draft")] * 2 + [step(last)]})
         for repeat, last in enumerate(["draft", "target"])
     ]
-    places = RunTally.of(rows).policies["stepspec"].places[ROW.problem]
+    places = RunTally.of(rows).policies["two-level"].places[ROW.problem]
     assert (list(places.judged), list(places.accepted)) == ([2, 2, 2], [2, 2, 1])
 
 
@@ -49,4 +49,4 @@ def test_lengths_are_compared_in_the_repeats_that_both_policies_have_finished() 
 
 def test_an_outcome_stores_the_origin_of_each_step() -> None:
     tally = RunTally.of([ROW.model_copy(update={"steps": [step("draft"), step("salvaged"), step("target")]})])
-    assert tally.problems[ROW.problem].outcomes["stepspec"][0].origins == "dst"
+    assert tally.problems[ROW.problem].outcomes["two-level"][0].origins == "dst"

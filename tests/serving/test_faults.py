@@ -212,7 +212,7 @@ async def test_a_draft_that_hangs_is_skipped_at_its_deadline(target_port: int, d
     hanging = False
     with serving(Proxy(draft_port, lambda call: Fault("silent", hangs=hanging))) as draft:
         pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), RemoteEngine.load(draft.url))
-        policy, _ = load_policy("stepspec")
+        policy, _ = load_policy("two-level")
         step = policy.step.model_copy(update={"draft_deadline_s": 0.5})
         spec = StepSpec(policy=policy.model_copy(update={"step": step}), pair=pair)
         hanging = True

@@ -56,7 +56,7 @@ def test_a_model_is_described(config: str, family: str, tmp_path: Path) -> None:
     assert facts.target.context == 512
     assert facts.draft is None
     assert facts.policies["target"] is None
-    assert "draft" in (facts.policies["stepspec"] or "")
+    assert "draft" in (facts.policies["two-level"] or "")
     text = "\n".join(lines_of(facts))
     assert facts.target.tool_calls[-1] == "json"
     assert f"{'; '.join(facts.target.tool_calls)}\n" in text
@@ -68,7 +68,7 @@ def test_a_draft_of_another_family_fits_for_steps(tmp_path: Path) -> None:
     target = save(tmp_path / "target", "gpt-oss", FAMILIES["gpt-oss"])
     facts = facts_of(target, save(tmp_path / "draft", "qwen3", FAMILIES["qwen3"]))
     assert not facts.one_vocabulary
-    assert facts.policies["stepspec"] is None
+    assert facts.policies["two-level"] is None
     assert "harmony and think; steps pass as text" in "\n".join(lines_of(facts))
 
 
@@ -82,7 +82,7 @@ def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
     assert facts["one_vocabulary"]
     assert facts["target"]["thinking"]["format"] == "think"
     assert facts["policies"].keys() == list_data_files("policies").keys()
-    assert facts["policies"]["stepspec"] is None
+    assert facts["policies"]["two-level"] is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.running import LoadedPolicy, token_policy
 from stepspec.loop.policy import load_policy
 
-STEP_LEVEL = ("stepspec", "specreason-decode")
+STEP_LEVEL = ("two-level", "specreason-decode")
 """All with token-level speculation inside, so that the way to judge steps is what differs."""
 
 WORTH_RUNNING = 1.05

@@ -155,7 +155,8 @@ class Measured(Record):
     rereads: bool = False
     """Whether the target reads the whole text again to score a step."""
     step_policy: str | None = None
-    """The text of `stepspec` with thresholds for these models; empty if there are none, None before they are chosen."""
+    """The text of `two-level` with thresholds for these models; empty if there are none, None before
+    they are chosen."""
 
 
 ReasonKind = Literal[

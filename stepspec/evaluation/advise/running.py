@@ -40,7 +40,7 @@ from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy
 
-STEPS = "stepspec"
+STEPS = "two-level"
 """The policy whose thresholds are chosen for the models."""
 GRADED, AGREED = "prompts", "prompts (accuracy is agreement with the target)"
 """Names of the runs, with and without right answers."""
@@ -159,7 +159,7 @@ class _Task:
     watcher: Watcher
 
     async def thresholds(self, folder: Path) -> str:
-        """Return the text of `stepspec` with thresholds for these models; empty if a recording shows none."""
+        """Return the text of `two-level` with thresholds for these models; empty if a recording shows none."""
         self.watcher.begin("recording steps")
         policy, text = self.candidates.policies[STEPS]
         in_file = bold(Policy.model_validate(tomllib.loads(text))).model_dump(mode="json", exclude_none=True)

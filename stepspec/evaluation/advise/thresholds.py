@@ -1,4 +1,4 @@
-"""Thresholds of the policy `stepspec` for the user's models, from replays of a few recorded prompts.
+"""Thresholds of the policy `two-level` for the user's models, from replays of a few recorded prompts.
 
 The shipped thresholds were set on the embedded pair. The ones that are chosen here are not certified: the run of all
 policies, and not this choice, says whether the policy keeps the answers.
@@ -34,7 +34,7 @@ async def chosen_thresholds(text: str, folder: Path) -> str:
     policy = Policy.model_validate(tomllib.loads(text))
     try:
         recordings = read_recordings(folder)
-        path = await asyncio.to_thread(make_path, "stepspec", policy, recordings)
+        path = await asyncio.to_thread(make_path, "two-level", policy, recordings)
     except UsageError:  # the draft proposed no step that was judged
         return ""
     setting = _fastest(path, recordings)

@@ -27,7 +27,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "controller": ("#6d6a64", "#979ca5"),
     "other": ("#dcd6c8", "#454a52"),
     "rejected": ("#b3372b", "#e2786b"),
-    "cancelled": ("#d8a49c", "#8f5a53"),
+    "abandoned": ("#d8a49c", "#8f5a53"),
     "series-0": ("#6a7078", "#aeb4bd"),
     "series-1": ("#0072b2", "#58aee8"),
     "series-2": ("#d55e00", "#ff9a52"),

@@ -2,7 +2,7 @@
 
 name, benchmark = load_benchmark("gsm-mini")
 problems = load_problems(benchmark, data_file=None, limit=100)
-policies = load_policies(["target", "stepspec"])
+policies = load_policies(["target", "two-level"])
 run = conditions(name, benchmark, problems, policies, Settings(), pair)
 systems = {name: StepSpec(policy=policy, pair=pair) for name, (policy, _) in policies.items()}
 with Grading(benchmark.grader) as grading:

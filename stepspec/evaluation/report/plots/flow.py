@@ -1,7 +1,7 @@
 """Token flow as a Sankey diagram: from the model that wrote the tokens, by their outcome, to committed or thrown away.
 
-The columns balance by the identities of `stepspec.loop.step`: drafted = accepted + rejected + cancelled, written by the
-target = regenerated + forced + discarded, committed = accepted + regenerated + forced.
+The columns balance by the identities of `stepspec.loop.step`: drafted = accepted + rejected + abandoned, generated =
+regenerated + forced + discarded, committed = accepted + regenerated + forced.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ def fates(tokens: TokenRecord) -> list[Band]:
         Band("regenerated", "target", KEPT, tokens.regenerated, "target"),
         Band("answer and other", "target", KEPT, tokens.forced, "controller"),
         Band("rejected", "draft", LOST, tokens.rejected, "rejected"),
-        Band("cancelled", "draft", LOST, tokens.cancelled, "cancelled"),
-        Band("discarded", "target", LOST, tokens.discarded, "cancelled"),
+        Band("abandoned", "draft", LOST, tokens.abandoned, "abandoned"),
+        Band("discarded", "target", LOST, tokens.discarded, "abandoned"),
     ]
     return [band for band in bands if band.num_tokens > 0]
 

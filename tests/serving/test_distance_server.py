@@ -45,14 +45,11 @@ def test_all_policies_run_in_process_and_those_with_a_draft_at_each_distance(dra
         results, engines = asyncio.run(run), engines_of(found)
     assert [(each.policy, each.round_trip_ms) for each in results] == [
         *((name, None) for name in names),
-        *((name, trip) for trip in (0.0, 20.0) for name in ("two-level", "stepspec-auto")),
+        *(("two-level", trip) for trip in (0.0, 20.0)),
     ]
     ways = [each.measured_ms for each in results if each.measured_ms is not None]
     assert min(ways) < 20.0 < max(ways)
     assert all(each.speedup > 0 and each.problems == 1 for each in results)
-    far_away = next(each for each in results if (each.policy, each.round_trip_ms) == ("stepspec-auto", 20.0))
-    assert far_away.depth is not None
-    assert far_away.depth >= 1
     assert engines["distant draft"] is not None
     about: dict[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": "", "benchmark": "gsm-mini"}
     about |= {"temperature": 0.0, "seed": 0, "engines": engines, "results": results}

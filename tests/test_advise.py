@@ -16,7 +16,7 @@ from scripted import FarEngine, ScriptedEngine, WordTokenizer
 from typer.core import TyperGroup
 
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli import app
 from stepspec.cli.advising import _policy_text, advise, settling_command
@@ -40,14 +40,14 @@ from stepspec.evaluation.advise.findings import (
 )
 from stepspec.evaluation.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
 from stepspec.evaluation.advise.loads import make_load
-from stepspec.evaluation.advise.measuring import load_costs
+from stepspec.evaluation.advise.measurements import load_costs
 from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
-from stepspec.evaluation.running import EvalProblem, Local
-from stepspec.evaluation.running.summary import summarise
+from stepspec.evaluation.run import EvalProblem, Local
+from stepspec.evaluation.run.summary import summarise
 from stepspec.evaluation.runs import iter_rows, read_run
 from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Counts, Result, Times

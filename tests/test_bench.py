@@ -27,7 +27,7 @@ from evals.bench.published import PublishedProcedure
 from evals.bench.same_texts import ask, compare, same_texts_block
 from evals.bench.size import code_lines
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Usage

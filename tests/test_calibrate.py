@@ -11,20 +11,26 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli import app
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watcher, calibrate, load_task
-from stepspec.evaluation.calibrate.calibrating import calibration_split
-from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
+from stepspec.evaluation.calibrate.fixed_sequence import (
+    Limits,
+    by_problem,
+    certified_settings,
+    problems_needed,
+    status_of,
+)
+from stepspec.evaluation.calibrate.policy_file import calibration_split
 from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.records import PolicyRecord
 from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
-from stepspec.evaluation.running import Local, load_benchmark
+from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, read_run, read_summary
 from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.policy import Policy, SalvageTable, load_policy

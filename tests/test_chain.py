@@ -17,7 +17,7 @@ from scripted import PROMPT, Opinion, Play, Reply, Stage
 from test_family_runs import VirtualLoop
 
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.running import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify

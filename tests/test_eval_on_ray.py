@@ -22,13 +22,13 @@ pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import RayActorError
 
 from evals.bench.service.script import Script, scripted_pair
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.cli import app
 from stepspec.errors import EngineError, ModelError, TargetError, UsageError
 from stepspec.evaluation.benchmark import asked
 from stepspec.evaluation.grade import Grade
 from stepspec.evaluation.records import Node, ResultRow, RunRecord, Summary
-from stepspec.evaluation.running import (
+from stepspec.evaluation.run import (
     Evaluation,
     Executor,
     Grader,
@@ -42,7 +42,7 @@ from stepspec.evaluation.running import (
     load_problems,
     summarise,
 )
-from stepspec.evaluation.running.on_ray import (
+from stepspec.evaluation.run.on_ray import (
     About,
     Cluster,
     NoRoomError,
@@ -52,8 +52,8 @@ from stepspec.evaluation.running.on_ray import (
     _completed,
     connected,
 )
-from stepspec.evaluation.running.runner import make_row
-from stepspec.evaluation.running.schedule import Job, JobBlock
+from stepspec.evaluation.run.runner import make_row
+from stepspec.evaluation.run.schedule import Job, JobBlock
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, iter_traces, says
 
 NUM_PROBLEMS = 3
@@ -183,7 +183,7 @@ def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatc
     def die(pair: Pair) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.MAX_DEATHS", 2)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.MAX_DEATHS", 2)
     asyncio.run(
         call(
             partial(scripted_pair, Script()),
@@ -209,7 +209,7 @@ def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_server_that_is_not_ray_is_refused_within_seconds(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.REACH_S", 0.5)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.REACH_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -268,7 +268,7 @@ class ScriptedWorker:
 async def evaluated_by(*workers: list[ScriptedWorker], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
     """Evaluate two problems with a place for each list of workers, which start one after the other."""
     problems = make_problems(2)
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.ray.kill", lambda handle: None)
     executor = OnRay(Cluster("local", len(workers), 1, 0), partial(load_pair, notes=False))
 
     async def start(waiting: list[ScriptedWorker]) -> tuple[Any, About]:
@@ -308,7 +308,7 @@ def test_without_room_for_a_worker_the_others_go_on_and_the_last_one_ends_the_ru
 
 
 def test_calls_that_share_a_worker_note_its_death_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.ray.kill", lambda handle: None)
     started: list[Any] = []
 
     def answer(function: Any) -> int:

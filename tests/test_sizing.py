@@ -16,13 +16,13 @@ from evals.bench.service.client import Client, chat_request
 from evals.bench.service.process import scripted_command, started
 from evals.bench.service.script import Script
 from evals.bench.service.sizing import Compared, SizingCheck, use
+from stepspec.capacity.costs import Costs, LoadCosts, read_costs
+from stepspec.capacity.measurement import chat_body, load_costs, make_client, thinned
+from stepspec.capacity.plan import Sizing, Wanted, alone_p95_s, plan_agents, plan_gpus
+from stepspec.capacity.simulation import Replica, Setting, Speed, Station, replica_of, simulate
+from stepspec.capacity.tables import _split, placement
 from stepspec.cli import app
 from stepspec.errors import UsageError
-from stepspec.sizing.costs import Costs, LoadCosts, read_costs
-from stepspec.sizing.measurement import chat_body, load_costs, make_client, thinned
-from stepspec.sizing.planning import Sizing, Wanted, alone_p95_s, plan_agents, plan_gpus
-from stepspec.sizing.simulation import Replica, Setting, Speed, Station, replica_of, simulate
-from stepspec.sizing.tables import _split, placement
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
 EXPONENTIAL = [-math.log(1 - (number + 0.5) / 1000) for number in range(1000)]
@@ -36,8 +36,8 @@ SLACK_S = 0.5
 
 @pytest.fixture(autouse=True)
 def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.sizing.simulation.MIN_REQUESTS", 3000)
-    monkeypatch.setattr("stepspec.sizing.planning.LAST_REQUESTS", 6000)
+    monkeypatch.setattr("stepspec.capacity.simulation.MIN_REQUESTS", 3000)
+    monkeypatch.setattr("stepspec.capacity.plan.LAST_REQUESTS", 6000)
 
 
 def exact_shares(agents: int, think_s: float, servers: int) -> list[float]:
@@ -124,8 +124,8 @@ def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch:
     assert many.agents / few.agents == pytest.approx(100, rel=0.1)
     assert few.p95_s <= 6.0
     assert many.p95_s <= 6.0
-    monkeypatch.setattr("stepspec.sizing.planning.MAX_AGENTS", 20)
-    monkeypatch.setattr("stepspec.sizing.tables.MAX_AGENTS", 20)
+    monkeypatch.setattr("stepspec.capacity.plan.MAX_AGENTS", 20)
+    monkeypatch.setattr("stepspec.capacity.tables.MAX_AGENTS", 20)
     plan = plan_gpus(costs(), Wanted(10.0, 6.0, 4), 8)
     assert plan.simulated.agents == 20
     about = {"costs": costs(), "think_s": 10.0, "p95_s": 6.0, "max_running": 4, "gpus_per_replica": 1, "seed": 0}

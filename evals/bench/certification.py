@@ -5,7 +5,8 @@ outcomes: whether the target, and each policy, is right. For coverage, the popul
 a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate is a false one.
 For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws many calibrations
 with replacement. Each of them orders the policies by how many answers they change on problems of its own, drops those
-that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.testing` does.
+that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.fixed_sequence`
+does.
 """
 
 import json
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
-from stepspec.evaluation.calibrate.testing import Limits, certified_settings
+from stepspec.evaluation.calibrate.fixed_sequence import Limits, certified_settings
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import typer
 
 from evals.bench.speed import ControllerCost, ControllerCosts, controller_table
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.hugging_face import load_tokenizer
 from stepspec.engines.metrics import Metrics

@@ -24,7 +24,7 @@ from evals.bench.simulated import (
 )
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.stats.intervals import Interval
-from stepspec.evaluation.stats.judging import MIN_CLASS, Area, auc
+from stepspec.evaluation.stats.judge_scores import MIN_CLASS, Area, auc
 from stepspec.evaluation.stats.matched import Candidate, corrected_confidence, fastest
 from stepspec.evaluation.stats.paired import Paired
 from stepspec.evaluation.stats.products import half_widths

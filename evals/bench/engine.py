@@ -26,7 +26,7 @@ from evals.bench.hooks import synthetic_acceptance
 from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
-from stepspec.api.loading import choose_models
+from stepspec.api.models import choose_models
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import DraftOption, PairOption, TargetOption

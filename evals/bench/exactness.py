@@ -15,7 +15,7 @@ from rich.table import Table
 from evals.bench.problems import BENCHMARK, questions
 from evals.bench.same_texts import parting
 from evals.bench.speed import cells_table, with_interval
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
@@ -24,7 +24,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy, load_policy
 

@@ -21,7 +21,7 @@ import typer
 from evals.bench.hostile import hostile_texts
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption, write_results
-from stepspec.evaluation.grade.grading import Grading
+from stepspec.evaluation.grade.grader import Grading
 from stepspec.evaluation.grade.words import Grade, Limits
 from stepspec.evaluation.machine import commit, hardware, versions
 

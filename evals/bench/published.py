@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from evals.bench.problems import BENCHMARK, problems
 from evals.bench.speed import WireCost, WireCosts, wire_table
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import RATING_PROMPTS
 from stepspec.cli.output import JsonOption, finish
@@ -37,7 +37,7 @@ from stepspec.engines.remote.problems import nonsense, refused, unreachable
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import conditions
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats import ratio_of_sums
 
 DELIMITER = "\n\n"

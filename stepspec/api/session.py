@@ -21,8 +21,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
-from stepspec.api.fitting import RETURNED, fit_policy
-from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.models import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.policy_support import RETURNED, fit_policy
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader

@@ -36,7 +36,7 @@ from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.advise import Findings, Plan
-    from stepspec.evaluation.running import Executor
+    from stepspec.evaluation.run import Executor
 
 COMMENT_WIDTH = 118
 

@@ -37,7 +37,7 @@ from stepspec.errors import UsageError
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark, GraderKind
     from stepspec.evaluation.calibrate import Calibrated
-    from stepspec.evaluation.running import Executor
+    from stepspec.evaluation.run import Executor
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -98,7 +98,7 @@ def calibrate_policy(
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
     require_extras()
     from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
-    from stepspec.evaluation.calibrate.storing import STARTED
+    from stepspec.evaluation.calibrate.folder import STARTED
     from stepspec.evaluation.policy_files import is_generated
     from stepspec.loop.policy import load_policy
 
@@ -176,8 +176,8 @@ def _seconds(text: str) -> float:
 
 def _problems(benchmark: str, grader: str | None, split: str | None) -> "tuple[str, Benchmark, Path | None]":
     """Return the name of the problems, their benchmark, and the user's file if they are in one."""
-    from stepspec.evaluation.calibrate.calibrating import calibration_split
-    from stepspec.evaluation.running import load_benchmark
+    from stepspec.evaluation.calibrate.policy_file import calibration_split
+    from stepspec.evaluation.run import load_benchmark
 
     if benchmark.lower().endswith(DATA_SUFFIXES):
         if split is not None:

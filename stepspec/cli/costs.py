@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from stepspec.api.loading import choose_models, load_pair
+from stepspec.api.models import choose_models, load_pair
 from stepspec.cli.evaluating import require_extras
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption, numbers
@@ -17,7 +17,7 @@ from stepspec.errors import UsageError
 from stepspec.loop.policy import load_policy
 
 if TYPE_CHECKING:
-    from stepspec.sizing.costs import Costs
+    from stepspec.capacity.costs import Costs
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens of the timed passes of the target."""
@@ -38,10 +38,10 @@ def model_costs(
     """Time a token of both models and passes of the target, for 'stepspec replay --costs'."""
     require_extras()
     from stepspec.chat.prompts import encode_request
-    from stepspec.evaluation.advise.measuring import load_costs
+    from stepspec.evaluation.advise.measurements import load_costs
     from stepspec.evaluation.machine import conditions
     from stepspec.evaluation.replay import HardwareCosts
-    from stepspec.evaluation.running.conditions import engine_records
+    from stepspec.evaluation.run.conditions import engine_records
 
     about, models = conditions(), load_pair(target, draft, pair=pair, notes=False)
     tokenizer = models.target.tokenizer
@@ -77,11 +77,11 @@ def service_costs(
 ) -> None:
     """Measure what requests to one service cost, for 'stepspec size'. It starts the service itself."""
     require_extras()
+    from stepspec.capacity import measurement
+    from stepspec.capacity.costs import Costs
+    from stepspec.capacity.process import started
     from stepspec.evaluation.machine import conditions
-    from stepspec.evaluation.running.conditions import engine_records
-    from stepspec.sizing import measurement
-    from stepspec.sizing.costs import Costs
-    from stepspec.sizing.process import started
+    from stepspec.evaluation.run.conditions import engine_records
 
     loads = _loads(concurrency, requests, measurement.MIN_ROUNDS)
     # Unknown names are refused before a service starts. Models are loaded here only after the timed requests, so that
@@ -132,8 +132,8 @@ def _loads(text: str, requests: int, rounds: int) -> list[int]:
 
 def _service_table(found: "Costs") -> Table:
     """Return a terminal table by concurrent requests. Seconds of the parts are for 1,000 committed tokens."""
+    from stepspec.capacity.costs import nearest_rank
     from stepspec.evaluation.report.cells import percent, seconds
-    from stepspec.sizing.costs import nearest_rank
 
     title = f"{found.policy} on {found.benchmark}: requests, seconds for 1,000 committed tokens, and a request's CPU"
     table = Table(*HEADS, title=title)
@@ -152,6 +152,6 @@ def _service_table(found: "Costs") -> Table:
 
 def _questions(number: int) -> list[str]:
     """Return the first questions of gsm-mini, at most `number`."""
-    from stepspec.evaluation.running import load_benchmark, load_problems
+    from stepspec.evaluation.run import load_benchmark, load_problems
 
     return [each.question for each in load_problems(load_benchmark(BENCHMARK)[1], None, number).problems]

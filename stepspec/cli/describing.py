@@ -14,7 +14,7 @@ from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.describing import ModelFacts, PairFacts, Thinking
+    from stepspec.api.model_facts import ModelFacts, PairFacts, Thinking
 
 
 def describe_models(
@@ -29,8 +29,8 @@ def describe_models(
 
     The models are loaded, but generate nothing. `stepspec advise` measures whether speculation pays.
     """
-    from stepspec.api.describing import pair_facts
-    from stepspec.api.loading import load_pair
+    from stepspec.api.model_facts import pair_facts
+    from stepspec.api.models import load_pair
 
     if pair is not None and (target or draft):
         raise UsageError("--pair names both models. Leave out the model and --draft, or --pair.")

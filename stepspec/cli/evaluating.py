@@ -40,7 +40,7 @@ from stepspec.errors import UsageError
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark
     from stepspec.evaluation.records import RunRecord, Summary
-    from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
+    from stepspec.evaluation.run import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
 
 DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
 
@@ -99,7 +99,7 @@ def evaluate_policies(
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
-    from stepspec.evaluation.running import (
+    from stepspec.evaluation.run import (
         Keeping,
         Part,
         RunFolder,
@@ -156,7 +156,7 @@ def _settings(
     repeats: int | None,
 ) -> "list[Settings]":
     """Return one setting for each combination of concurrency and temperature."""
-    from stepspec.evaluation.running import Settings
+    from stepspec.evaluation.run import Settings
 
     loads = numbers("--concurrency", concurrency, int)
     if min(loads) < 1:
@@ -190,7 +190,7 @@ class _Comparison:
         self, executor: "Executor", runs: "Sequence[tuple[Settings, Keeping]]"
     ) -> "list[tuple[Summary, RunRecord]]":
         """Execute the runs one after the other, and return their summaries and conditions."""
-        from stepspec.evaluation.running import fit_policies
+        from stepspec.evaluation.run import fit_policies
 
         policies, leave_out = self.policies, self.leave_out
         async with executor:
@@ -238,7 +238,7 @@ class _Comparison:
         meter: Meter,
     ) -> "tuple[Summary, RunRecord]":
         from stepspec.evaluation.benchmark import asked
-        from stepspec.evaluation.running import Evaluation, Grader, conditions
+        from stepspec.evaluation.run import Evaluation, Grader, conditions
 
         run = await executor.call(partial(conditions, self.name, self.benchmark, self.problems, policies, setting))
         meter.begin(keeping.folder.name)
@@ -278,7 +278,7 @@ def merge_runs(
 ) -> None:
     """Merge the parts of a run that several processes or machines made."""
     require_extras()
-    from stepspec.evaluation.running import merge
+    from stepspec.evaluation.run import merge
     from stepspec.evaluation.runs import read_run
 
     summary, run = merge(parts, output), read_run(output)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.loading import Pair
-    from stepspec.evaluation.running import Executor
+    from stepspec.api.models import Pair
+    from stepspec.evaluation.run import Executor
 
 
 @contextmanager
@@ -35,12 +35,12 @@ def executor_for(
         given = {"--workers": workers, "--worker-cpus": cpus, "--worker-gpus": gpus}
         if named := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{named[0]} is for a Ray cluster. Add --ray ADDRESS, or leave it out.")
-        from stepspec.evaluation.running import Local
+        from stepspec.evaluation.run import Local
 
         print("Loading the models.", file=sys.stderr)
         yield Local(load())
         return
-    from stepspec.evaluation.running.on_ray import Cluster, OnRay, connected
+    from stepspec.evaluation.run.on_ray import Cluster, OnRay, connected
 
     with connected(Cluster(ray, workers, cpus, gpus)) as cluster:
         found = OnRay(cluster, load, lambda sentence: print(sentence, file=sys.stderr))
@@ -59,7 +59,7 @@ def loader(
 
     Folders of models must have the same paths on all machines of a cluster.
     """
-    from stepspec.api.loading import choose_models, load_pair
+    from stepspec.api.models import choose_models, load_pair
 
     if ray is None:
         return partial(load_pair, target, draft, judges=judges, **given)
@@ -72,7 +72,7 @@ def loader(
 
 def _absolute(spec: str) -> str:
     """Return a spec string with an absolute path, if it names a folder of this machine."""
-    from stepspec.api.loading import with_kind
+    from stepspec.api.models import with_kind
 
     kind, _, model = with_kind(spec).partition(":")
     path, mark, options = model.partition("?")

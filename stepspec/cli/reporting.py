@@ -36,7 +36,7 @@ def report_runs(
 ) -> None:
     """Show the results of runs: a table in the terminal, a Markdown file and an HTML page."""
     _require_extras()
-    from stepspec.evaluation.calibrate.storing import read_results
+    from stepspec.evaluation.calibrate.folder import read_results
     from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
     from stepspec.evaluation.report.page import make_page
     from stepspec.evaluation.report.tables import full_table
@@ -85,7 +85,7 @@ def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
 
 def _summary_of(folder: Path) -> "Summary":
     """Return the stored summary, or one computed from the rows if the summary is missing or older than the rows."""
-    from stepspec.evaluation.running import summarise
+    from stepspec.evaluation.run import summarise
     from stepspec.evaluation.runs import has_gone_on, iter_blocks, iter_failures, iter_rows, read_run, read_summary
 
     summary = read_summary(folder)

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from stepspec.api.loading import check_models
+from stepspec.api.models import check_models
 from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.printable import printable

@@ -36,9 +36,9 @@ def size_service(
     json_file: JsonOption = None,
 ) -> None:
     """Find the number of replicas for a number of concurrent agents, from measured costs and simulations."""
-    from stepspec.sizing.costs import read_costs
-    from stepspec.sizing.planning import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
-    from stepspec.sizing.tables import assumptions, placement, plans_table
+    from stepspec.capacity.costs import read_costs
+    from stepspec.capacity.plan import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
+    from stepspec.capacity.tables import assumptions, placement, plans_table
 
     counts = _agents(agents, gpus)
     found = read_costs(costs)
@@ -76,7 +76,7 @@ def size_service(
 
 
 def _agents(text: str | None, gpus: int | None) -> list[int]:
-    from stepspec.sizing.planning import MAX_AGENTS
+    from stepspec.capacity.plan import MAX_AGENTS
 
     if text is None:
         if gpus is None:

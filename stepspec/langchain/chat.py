@@ -38,7 +38,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.session import StepSpec
 from stepspec.base.keywords import check_known
 from stepspec.base.strict_json import read_json
@@ -48,7 +48,7 @@ from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
-from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
+from stepspec.langchain.shared_models import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Event, Noted, StepCommitted

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from stepspec.engines.protocol import Probe
 from stepspec.errors import ContextError, StepSpecError, UnknownIdError
-from stepspec.loop.judging import Answer, Evidence
+from stepspec.loop.judge import Answer, Evidence
 from stepspec.loop.ledger import Role, ahead
 from stepspec.loop.request import Request, marks_answer
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict

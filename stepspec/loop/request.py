@@ -36,7 +36,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
-from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
+from stepspec.loop.judge import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits, cut_off, has_passed
 from stepspec.loop.pace import StepPace

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
 from stepspec.engines.protocol import ChunkEnd
-from stepspec.loop.rendering import result_html, result_text
+from stepspec.loop.display import result_html, result_text
 
 Origin = Literal["draft", "salvaged", "target"]
 """Who wrote a committed step: the draft, both models, or the target. Family `score` salvages the draft's beginning of a

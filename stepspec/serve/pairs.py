@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME, PAIRS
 from stepspec.errors import UsageError
 from stepspec.loop.policy import Policy

@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepspec.api.loading import Pair, check_models
+from stepspec.api.models import Pair, check_models
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.engines.protocol import hash_of
@@ -43,7 +43,7 @@ from stepspec.serve.errors import BusyError, LostError, error_body, headers_of, 
 from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
 from stepspec.serve.keys import ENVIRONMENT, Keys
 from stepspec.serve.log import header
-from stepspec.serve.merging import merged_metrics
+from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.pairs import load_pairs, wanted_pairs
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings

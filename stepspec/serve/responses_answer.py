@@ -144,7 +144,7 @@ class _Call(_Item):
 
 
 class ResponsesAnswer:
-    """Builds the response to one request, see `stepspec.serve.streaming.Answer`."""
+    """Builds the response to one request, see `stepspec.serve.streams.Answer`."""
 
     named_events = True
 

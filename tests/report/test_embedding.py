@@ -9,7 +9,7 @@ from typing import Any
 
 from make_runs import MadeRun, make_run
 
-from stepspec.evaluation.report.embedding import Embedded, by_interest, embed
+from stepspec.evaluation.report.page_data import Embedded, by_interest, embed
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.runs import TraceIndex, iter_rows
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from evals.bench.controller import InstantEngine, embedded_tokenizer
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
 
 ANSWER = "The answer is 12."

@@ -20,6 +20,9 @@ from evals.bench.service.records import Check, Scenario, finish_scenario, scenar
 from evals.bench.service.replicas import cpu_s, ray_command
 from evals.bench.service.script import POLICY, Script
 from evals.bench.speed import cells_table
+from stepspec.capacity.costs import PASSING, Costs, LoadCosts, nearest_rank
+from stepspec.capacity.measurement import Body, chat_body, load_costs, make_client
+from stepspec.capacity.simulation import Setting, Station, replica_of, simulate
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption
 from stepspec.cli.progress import make_meter
@@ -27,9 +30,6 @@ from stepspec.errors import EngineError
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import count, seconds
-from stepspec.sizing.costs import PASSING, Costs, LoadCosts, nearest_rank
-from stepspec.sizing.measurement import Body, chat_body, load_costs, make_client
-from stepspec.sizing.simulation import Setting, Station, replica_of, simulate
 
 REPLICAS: Sequence[int] = (1, 2, 4)
 MAX_RUNNING = 4

@@ -6,7 +6,7 @@ from statistics import fmean
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.advise.findings import Candidate, Load, LoadCosts
 from stepspec.evaluation.records import BASELINE, PolicySummary, ResultRow, RunRecord, Summary
-from stepspec.evaluation.running.tally import percentiles_of
+from stepspec.evaluation.run.tally import percentiles_of
 from stepspec.evaluation.stats import Paired, corrected_confidence
 from stepspec.loop.policy import Policy
 

@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.chat.prompts import encode_request
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Asked
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.running import EvalProblem, Executor, ProblemSet
-from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
+from stepspec.evaluation.run import EvalProblem, Executor, ProblemSet
+from stepspec.evaluation.run.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 GOLD_KEYS = ("answer", "gold")
 

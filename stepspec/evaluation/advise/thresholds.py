@@ -15,7 +15,7 @@ from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.replay import Recordings, read_recordings
 from stepspec.evaluation.replay.path import Setting, make_path
-from stepspec.evaluation.running import LoadedPolicy
+from stepspec.evaluation.run import LoadedPolicy
 from stepspec.loop.policy import Policy
 
 RECORDED = 10

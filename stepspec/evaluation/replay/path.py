@@ -16,10 +16,10 @@ from typing import cast
 import numpy as np
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.replay.deciding import scores_of
+from stepspec.evaluation.replay.decisions import scores_of
 from stepspec.evaluation.replay.recordings import Recording, Recordings
-from stepspec.evaluation.replay.replaying import Replayed, departures, replay, replayable
-from stepspec.loop.judging import Judge, ThresholdJudge
+from stepspec.evaluation.replay.totals import Replayed, departures, replay, replayable
+from stepspec.loop.judge import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, SalvageTable, with_threshold
 
 ACCEPTED = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)

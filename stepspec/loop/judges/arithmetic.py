@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 _SPACE = r"[^\S\n]*"
 _NUMBER = r"[-−]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?"

@@ -15,7 +15,6 @@ from stepspec.evaluation.report.conditions import (
     machine_in_words,
     nodes_in_words,
 )
-from stepspec.evaluation.report.embedding import Embedded
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
@@ -28,6 +27,7 @@ from stepspec.evaluation.report.figures import (
 )
 from stepspec.evaluation.report.findings import Findings, chosen_policy, findings
 from stepspec.evaluation.report.markdown import GROUPED_BY, POSITION, stretch_cell
+from stepspec.evaluation.report.page_data import Embedded
 from stepspec.evaluation.report.plots import Plot, plot_sections
 from stepspec.evaluation.report.source import Source
 from stepspec.loop.policy import PolicyKind

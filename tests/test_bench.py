@@ -30,7 +30,7 @@ from evals.training.gsm_mini import load_split
 from stepspec.api.models import load_pair
 from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import Usage
+from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
 from stepspec.loop.policy import load_policy
 
@@ -309,9 +309,9 @@ def test_the_published_procedure_ends_as_its_script_does(
                 step = fields["messages"][1]["content"].removeprefix("<think>").rpartition("\n\n")[2]
                 return SimpleNamespace(text=str(DRAFTED[step]))
             if address is self.draft:
-                return SimpleNamespace(text=next(remaining), usage=Usage(completion_tokens=4))
+                return SimpleNamespace(text=next(remaining), usage=ServerUsage(completion_tokens=4))
             return SimpleNamespace(
-                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=Usage()
+                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=ServerUsage()
             )
 
     servers = Address("http://127.0.0.1:1/v1"), Address("http://127.0.0.1:2/v1")

@@ -34,7 +34,7 @@ from stepspec.evaluation.run import (
     Grader,
     Keeping,
     Local,
-    Settings,
+    RunSettings,
     conditions,
     fit_policies,
     load_benchmark,
@@ -72,7 +72,7 @@ async def evaluated(executor: Executor, folder: Path, num_problems: int = NUM_PR
     problems = load_problems(benchmark, None, num_problems)
     async with executor:
         fitted = await executor.call(partial(fit_policies, load_policies(["target", "token", STEPS])))
-        settings = Settings(temperature=0.0, max_tokens=100)
+        settings = RunSettings(temperature=0.0, max_tokens=100)
         make = partial(conditions, name, benchmark, problems, fitted.policies, settings)
         task = Evaluation(
             await executor.call(make),

@@ -29,7 +29,7 @@ from stepspec.evaluation.run import (
     Keeping,
     Part,
     RunFolder,
-    Settings,
+    RunSettings,
     conditions,
     evaluate,
     load_benchmark,
@@ -660,7 +660,7 @@ def test_conditions_record_where_figures_come_from() -> None:
     name, benchmark = load_benchmark("gsm-mini")
     problems = load_problems(benchmark, None, 2)
     policies = load_policies(["target", "exact", "specreason"])
-    settings = Settings(temperature=0.7, num_repeats=3)
+    settings = RunSettings(temperature=0.7, num_repeats=3)
     engine = ScriptedEngine(WordTokenizer(), [], name="target")
     run = conditions(name, benchmark, problems, policies, settings, Pair(engine, None))
     assert (run.num_repeats, run.grader, run.policies["target"].kind) == (3, "integer", "target")

@@ -34,7 +34,7 @@ from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
 from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.run import load_benchmark, load_problems
-from stepspec.evaluation.run.conditions import Settings, engine_record
+from stepspec.evaluation.run.conditions import RunSettings, engine_record
 from stepspec.evaluation.run.policies import LoadedPolicy, can_serve
 from stepspec.evaluation.run.problems import ProblemSet
 from stepspec.evaluation.run.results import OnRow
@@ -143,7 +143,7 @@ async def distances(
     names: Sequence[str],
     benchmark: tuple[str, Benchmark],
     problems: ProblemSet,
-    settings: Settings,
+    settings: RunSettings,
     on_row: OnRow | None = None,
 ) -> list[AtDistance]:
     """Run all policies at all places, one request at a time, and compare them with the target alone.
@@ -262,7 +262,7 @@ def main(
     problems, about = load_problems(loaded, None, limit), conditions()
     names = list(dict.fromkeys([BASELINE, *(policy or POLICIES)]))
     trips = list(dict.fromkeys(round_trip or ROUND_TRIPS_MS))
-    settings = Settings(seed, temperature=temperature)
+    settings = RunSettings(seed, temperature=temperature)
     with places(pair, draft, trips) as found, asyncio.Runner() as runner, make_meter() as meter:
         meter.begin("requests")
         run = distances(found, names, (name, loaded), problems, settings, meter.show)

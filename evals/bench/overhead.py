@@ -23,7 +23,7 @@ from stepspec.api.session import StepSpec
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
-from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
+from stepspec.engines.protocol import Engine, Generate, Sampling, TokenChunk
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
@@ -59,7 +59,7 @@ class HostileDraft:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         if self._kind == "stalling":
             await asyncio.Event().wait()

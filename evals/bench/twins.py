@@ -26,7 +26,7 @@ from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import DrafterName
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record, ResultRow
-from stepspec.evaluation.run.conditions import Settings
+from stepspec.evaluation.run.conditions import RunSettings
 from stepspec.evaluation.run.policies import LoadedPolicy, can_serve, token_policy
 from stepspec.evaluation.run.problems import load_benchmark, load_problems
 from stepspec.evaluation.run.results import OnRow
@@ -157,7 +157,7 @@ class TwinTest:
         benchmark = load_benchmark("gsm-mini")
         problems = load_problems(benchmark[1], None, self.num_problems)
         texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
-        settings = Settings(self.seed, temperature=self.temperature)
+        settings = RunSettings(self.seed, temperature=self.temperature)
         return await unkept_rows(benchmark, problems, texts, systems, settings, self.pair, on_row)
 
     def _compared(self, name: str, rows: Sequence[ResultRow], confidence: float, rng: np.random.Generator) -> Twins:

@@ -104,7 +104,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelSpecs:
     """The models to load, as returned by `choose_models`.
 
     Attributes:
@@ -120,7 +120,7 @@ class Models:
     folder: Path | None = None
 
 
-def choose_models(target: str | None, draft: str | None, pair: str | None = None) -> Models:
+def choose_models(target: str | None, draft: str | None, pair: str | None = None) -> ModelSpecs:
     """Choose models by spec strings or by the name of a pair. The default is the embedded pair.
 
     Raises:
@@ -129,13 +129,13 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
     if pair is not None and (target is not None or draft is not None):
         raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
     if target is not None:
-        return Models(with_kind(target), draft and with_kind(draft))
+        return ModelSpecs(with_kind(target), draft and with_kind(draft))
     if draft is not None:
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
     name, mark, options = (pair or EMBEDDED_NAME).partition("?")
     folder = find_pair(name)
     target, draft = (f"torch:{folder / role}{mark}{options}" for role in ("target", "draft"))
-    return Models(target, draft, (f"{name} target", f"{name} draft"), folder)
+    return ModelSpecs(target, draft, (f"{name} target", f"{name} draft"), folder)
 
 
 def load_pair(
@@ -202,7 +202,7 @@ def check_models(
     needs_draft: bool = True,
     judges: Mapping[str, str] | None = None,
     judge_names: Collection[str] = (),
-) -> tuple[Models, Mapping[str, str]]:
+) -> tuple[ModelSpecs, Mapping[str, str]]:
     """Check the models of a pair without loading them. Return them, and the spec strings of its judge models.
 
     Arguments are those of `load_pair`.

@@ -35,7 +35,7 @@ CpuSeconds = Callable[[], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """A complete answer. `ended` is a time of `time.perf_counter`."""
 
     response: httpx.Response
@@ -122,9 +122,9 @@ async def load_costs(
     )
 
 
-async def _closed_loop(client: httpx.AsyncClient, asked: Iterable[Body], concurrency: int) -> list[Answer]:
+async def _closed_loop(client: httpx.AsyncClient, asked: Iterable[Body], concurrency: int) -> list[TimedAnswer]:
     """Send all requests, a number of them concurrently, and return the complete answers in the order of their ends."""
-    waiting, found = iter(asked), list[Answer]()
+    waiting, found = iter(asked), list[TimedAnswer]()
 
     async def work() -> None:
         for body in waiting:
@@ -135,7 +135,7 @@ async def _closed_loop(client: httpx.AsyncClient, asked: Iterable[Body], concurr
                 continue
             ended = time.perf_counter()
             if response.is_success and response.json().get("choices"):
-                found.append(Answer(response, ended - since, ended))
+                found.append(TimedAnswer(response, ended - since, ended))
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     return found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepspec.capacity.costs import PASSING, Costs, nearest_rank
-from stepspec.capacity.simulation import MIN_REQUESTS, Setting, Simulated, Station, replica_of, simulate
+from stepspec.capacity.simulation import MIN_REQUESTS, Simulated, SimulatedService, Station, replica_of, simulate
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record
 
@@ -27,7 +27,7 @@ CORE_LOAD = 0.7
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What replicas are for.
 
     Attributes:
@@ -88,7 +88,7 @@ def alone_p95_s(costs: Costs) -> float:
     return nearest_rank(costs.alone.durations_s, 0.95)
 
 
-def check_wanted(costs: Costs, wanted: Wanted) -> None:
+def check_wanted(costs: Costs, wanted: Requirements) -> None:
     """Check that enough replicas can meet the p95.
 
     Raises:
@@ -106,7 +106,7 @@ def check_wanted(costs: Costs, wanted: Wanted) -> None:
         )
 
 
-def plan_agents(costs: Costs, wanted: Wanted, agents: int) -> Plan:
+def plan_agents(costs: Costs, wanted: Requirements, agents: int) -> Plan:
     """Return the smallest number of replicas that meets the p95 for a number of agents.
 
     The first guess comes from the most requests a second of a replica. Then simulations decide.
@@ -129,7 +129,7 @@ def plan_agents(costs: Costs, wanted: Wanted, agents: int) -> Plan:
     return _plan(costs, wanted, found)
 
 
-def plan_gpus(costs: Costs, wanted: Wanted, gpus: int) -> Plan:
+def plan_gpus(costs: Costs, wanted: Requirements, gpus: int) -> Plan:
     """Return the most agents, up to `MAX_AGENTS`, for which a number of GPUs meets the p95.
 
     Raises:
@@ -153,7 +153,7 @@ def plan_gpus(costs: Costs, wanted: Wanted, gpus: int) -> Plan:
     return _plan(costs, wanted, found)
 
 
-def _guess(costs: Costs, wanted: Wanted, agents: int) -> int:
+def _guess(costs: Costs, wanted: Requirements, agents: int) -> int:
     replica = replica_of(costs, wanted.max_running)
     requests_per_s = agents / (wanted.think_s + (replica.mean_s + wanted.p95_s) / 2)
     return max(1, min(agents, math.ceil(requests_per_s / replica.most_per_s)))
@@ -174,7 +174,7 @@ def _smallest(holds: Callable[[int], bool], guess: int, most: int) -> int:
     return high
 
 
-def _stations(costs: Costs, wanted: Wanted, agents: int, replicas: int) -> dict[str, Station]:
+def _stations(costs: Costs, wanted: Requirements, agents: int, replicas: int) -> dict[str, Station]:
     """Return what a request passes before a replica, with enough processes for the most requests a second."""
     replica = replica_of(costs, wanted.max_running)
     most_per_s = min(agents / (wanted.think_s + replica.mean_s), replicas * replica.most_per_s)
@@ -187,25 +187,27 @@ def _stations(costs: Costs, wanted: Wanted, agents: int, replicas: int) -> dict[
 
 
 def _simulated(
-    costs: Costs, wanted: Wanted, agents: int, replicas: int, most: int = SCALED, requests: int | None = None
+    costs: Costs, wanted: Requirements, agents: int, replicas: int, most: int = SCALED, requests: int | None = None
 ) -> Simulated:
     """Return what a simulation of at most so many replicas, with their share of the agents, says about all of them."""
     some_replicas = min(replicas, most)
     scale = some_replicas / replicas
     some_agents = max(1, round(scale * agents))
     passed = [*_stations(costs, wanted, some_agents, some_replicas).values()]
-    setting = Setting(some_agents, wanted.think_s, some_replicas, replica_of(costs, wanted.max_running), passed)
+    setting = SimulatedService(
+        some_agents, wanted.think_s, some_replicas, replica_of(costs, wanted.max_running), passed
+    )
     found = simulate(setting, wanted.seed, requests and max(requests, some_agents))
     all_of_them = {"agents": agents, "replicas": replicas, "requests_per_s": found.requests_per_s / scale}
     return found.model_copy(update=all_of_them)
 
 
-def _last(costs: Costs, wanted: Wanted, agents: int, replicas: int) -> Simulated:
+def _last(costs: Costs, wanted: Requirements, agents: int, replicas: int) -> Simulated:
     """Return the figures of a plan, by a larger simulation than those that look for it."""
     return _simulated(costs, wanted, agents, replicas, MOST_SIMULATED, LAST_REQUESTS)
 
 
-def _plan(costs: Costs, wanted: Wanted, found: Simulated) -> Plan:
+def _plan(costs: Costs, wanted: Requirements, found: Simulated) -> Plan:
     replica, speed = replica_of(costs, wanted.max_running), found.requests_per_s
     passed = _stations(costs, wanted, found.agents, found.replicas)
     loads = {

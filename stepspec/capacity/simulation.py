@@ -41,7 +41,7 @@ class Station:
 
 
 @dataclass(frozen=True)
-class Speed:
+class ReplicaSpeed:
     """The total speed of a replica by its running requests. One request alone has speed 1.
 
     Attributes:
@@ -63,7 +63,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Replica:
+class SimulatedReplica:
     """What is known of a replica.
 
     Attributes:
@@ -73,7 +73,7 @@ class Replica:
     """
 
     works_s: Sequence[float]
-    speed: Speed
+    speed: ReplicaSpeed
     max_running: int
 
     @property
@@ -89,7 +89,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SimulatedService:
     """What is simulated.
 
     Attributes:
@@ -103,7 +103,7 @@ class Setting:
     agents: int
     think_s: float
     replicas: int
-    replica: Replica
+    replica: SimulatedReplica
     stations: Sequence[Station] = ()
 
 
@@ -126,7 +126,7 @@ class Simulated(Record):
     """Mean number of requests that wait at a replica."""
 
 
-def replica_of(costs: Costs, max_running: int) -> Replica:
+def replica_of(costs: Costs, max_running: int) -> SimulatedReplica:
     """Return what measured costs say about a replica.
 
     The processor seconds of what a request passes before are not part of its work. At a number of concurrent
@@ -144,10 +144,10 @@ def replica_of(costs: Costs, max_running: int) -> Replica:
     if len(points) > 1 and points[-1][0] < largest:  # a replica with a queue runs as many all the time
         (low, slow), (high, fast) = points[-2:]
         points.append((largest, fast + (fast - slow) * (largest - high) / (high - low)))
-    return Replica(works, Speed(points), max_running)
+    return SimulatedReplica(works, ReplicaSpeed(points), max_running)
 
 
-def simulate(setting: Setting, seed: int = 0, requests: int | None = None) -> Simulated:
+def simulate(setting: SimulatedService, seed: int = 0, requests: int | None = None) -> Simulated:
     """Simulate a setting until a number of requests is measured, by default `MIN_REQUESTS` or one of each agent.
 
     The same seed gives the same result.
@@ -155,7 +155,7 @@ def simulate(setting: Setting, seed: int = 0, requests: int | None = None) -> Si
     return _Simulation(setting, seed).run(requests or max(MIN_REQUESTS, setting.agents))
 
 
-class _Server:
+class _SharedProcessor:
     """A replica in a simulation: processor sharing in virtual time.
 
     Virtual time passes as fast as each running request is served. A request ends when as much virtual time has passed
@@ -218,7 +218,7 @@ class _Server:
         self._start()
 
 
-class _Queue:
+class _StationQueue:
     """A station in a simulation. It works in the order of arrival, so the end of a request is known when it comes."""
 
     def __init__(self, station: Station) -> None:
@@ -233,13 +233,13 @@ class _Queue:
 
 
 class _Simulation:
-    def __init__(self, setting: Setting, seed: int) -> None:
+    def __init__(self, setting: SimulatedService, seed: int) -> None:
         self._setting, self._random = setting, random.Random(seed)
         self._environment = simpy.Environment()
         replica, most = setting.replica, min(setting.replica.max_running, setting.agents)
         rates = [0.0, *(replica.speed.at(number) / number for number in range(1, most + 1))]
-        self._servers = [_Server(self._environment, rates) for _ in range(setting.replicas)]
-        self._queues = [_Queue(each) for each in setting.stations if each.seconds]
+        self._servers = [_SharedProcessor(self._environment, rates) for _ in range(setting.replicas)]
+        self._queues = [_StationQueue(each) for each in setting.stations if each.seconds]
         self._durations: list[float] = []
         self._ended = 0
         self._next: tuple[int, simpy.Event] = (0, self._environment.event())
@@ -293,7 +293,7 @@ class _Simulation:
             if self._ended == self._next[0]:
                 self._next[1].succeed()
 
-    def _chosen(self) -> _Server:
+    def _chosen(self) -> _SharedProcessor:
         """Return the less busy one of two replicas."""
         count = len(self._servers)
         if count == 1:

@@ -35,7 +35,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.evaluation.advise import Findings, Plan
+    from stepspec.evaluation.advise import AdvicePlan, Findings
     from stepspec.evaluation.run import Executor
 
 COMMENT_WIDTH = 118
@@ -97,8 +97,8 @@ def advise(
     _print_settling_command(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)
 
 
-def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "Plan":
-    from stepspec.evaluation.advise import Plan
+def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "AdvicePlan":
+    from stepspec.evaluation.advise import AdvicePlan
 
     loads = sorted(numbers("--concurrency", concurrency, int))
     if loads[0] < 1:
@@ -106,7 +106,7 @@ def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: in
     if loads[-1] > limit:
         raise UsageError(f"--concurrency {loads[-1]} needs at least as many prompts, but --limit is {limit}.")
     Sampling(temperature=temperature)
-    return Plan(loads, temperature, max_tokens or Plan.max_tokens, seed)
+    return AdvicePlan(loads, temperature, max_tokens or AdvicePlan.max_tokens, seed)
 
 
 def check_policy_file(file: Path, force: bool) -> None:
@@ -123,7 +123,7 @@ def check_policy_file(file: Path, force: bool) -> None:
         raise UsageError(f"The folder {file.parent.resolve()} is not writable. Choose another --policy-file.")
 
 
-async def _measured(executor: "Executor", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
+async def _measured(executor: "Executor", data: Path, limit: int, plan: "AdvicePlan", folder: Path) -> "Findings":
     """Run the experiment and return its findings. Frees the models at the end."""
     from stepspec.evaluation.advise import Watcher, choose_prompts
     from stepspec.evaluation.advise import advise as find_advice

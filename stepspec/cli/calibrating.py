@@ -97,7 +97,14 @@ def calibrate_policy(
 ) -> None:
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
     require_extras()
-    from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
+    from stepspec.evaluation.calibrate import (
+        Budget,
+        CalibrationPlan,
+        CalibrationWatcher,
+        calibrate,
+        check_policy,
+        load_task,
+    )
     from stepspec.evaluation.calibrate.folder import STARTED
     from stepspec.evaluation.policy_files import is_generated
     from stepspec.loop.policy import load_policy
@@ -108,7 +115,7 @@ def calibrate_policy(
         Sampling(temperature=temperature)
     resumed = output is not None and (output / STARTED).is_file()
     check_policy_file(policy_file, force or (resumed and is_generated(policy_file)))
-    plan = Plan(
+    plan = CalibrationPlan(
         max_loss,
         confidence,
         max_problems,
@@ -135,7 +142,7 @@ def calibrate_policy(
         async with executor:
             task = await load_task(name, spec, data, text, executor, plan)
             with make_meter() as meter:
-                watcher = Watcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
+                watcher = CalibrationWatcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
                 return await calibrate(task, executor, folder, Budget(seconds), watcher, at_most=at_most)
 
     with (

@@ -40,7 +40,7 @@ from stepspec.errors import UsageError
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark
     from stepspec.evaluation.records import RunRecord, Summary
-    from stepspec.evaluation.run import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
+    from stepspec.evaluation.run import Executor, Keeping, LoadedPolicy, ProblemSet, RunSettings
 
 DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
 
@@ -154,9 +154,9 @@ def _settings(
     seed: int,
     max_tokens: int | None,
     repeats: int | None,
-) -> "list[Settings]":
+) -> "list[RunSettings]":
     """Return one setting for each combination of concurrency and temperature."""
-    from stepspec.evaluation.run import Settings
+    from stepspec.evaluation.run import RunSettings
 
     loads = numbers("--concurrency", concurrency, int)
     if min(loads) < 1:
@@ -165,10 +165,10 @@ def _settings(
     temperatures = [own] if temperature is None else numbers("--temperature", temperature, float)
     for each in temperatures:
         Sampling(temperature=each)
-    return [Settings(seed, load, each, max_tokens, repeats) for load, each in product(loads, temperatures)]
+    return [RunSettings(seed, load, each, max_tokens, repeats) for load, each in product(loads, temperatures)]
 
 
-def _folder_of(setting: "Settings", folder: Path, num_settings: int) -> Path:
+def _folder_of(setting: "RunSettings", folder: Path, num_settings: int) -> Path:
     """Return the folder of one setting: the folder itself, or a subfolder if there are several settings."""
     if num_settings == 1:
         return folder
@@ -187,7 +187,7 @@ class _Comparison:
     """Whether to leave out a policy that the models cannot run, instead of raising an error."""
 
     async def run_all(
-        self, executor: "Executor", runs: "Sequence[tuple[Settings, Keeping]]"
+        self, executor: "Executor", runs: "Sequence[tuple[RunSettings, Keeping]]"
     ) -> "list[tuple[Summary, RunRecord]]":
         """Execute the runs one after the other, and return their summaries and conditions."""
         from stepspec.evaluation.run import fit_policies
@@ -202,7 +202,7 @@ class _Comparison:
                 return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
 
     async def _certificate_notes(
-        self, executor: "Executor", policies: "Mapping[str, LoadedPolicy]", settings: "Sequence[Settings]"
+        self, executor: "Executor", policies: "Mapping[str, LoadedPolicy]", settings: "Sequence[RunSettings]"
     ) -> list[str]:
         """Return a sentence for each policy whose certificate does not hold under a setting."""
         from stepspec.evaluation.benchmark import wording_version
@@ -233,7 +233,7 @@ class _Comparison:
         self,
         executor: "Executor",
         policies: "Mapping[str, LoadedPolicy]",
-        setting: "Settings",
+        setting: "RunSettings",
         keeping: "Keeping",
         meter: Meter,
     ) -> "tuple[Summary, RunRecord]":

@@ -37,13 +37,13 @@ def size_service(
 ) -> None:
     """Find the number of replicas for a number of concurrent agents, from measured costs and simulations."""
     from stepspec.capacity.costs import read_costs
-    from stepspec.capacity.plan import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
+    from stepspec.capacity.plan import Plan, Requirements, Sizing, alone_p95_s, check_wanted, plan_agents, plan_gpus
     from stepspec.capacity.tables import assumptions, placement, plans_table
 
     counts = _agents(agents, gpus)
     found = read_costs(costs)
     most = max_running or min(found.busiest.concurrency, found.max_running)
-    wanted = Wanted(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
+    wanted = Requirements(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
     check_wanted(found, wanted)
     if json_file is not None and json_file.resolve() == costs.resolve():
         raise UsageError("--json must be another file than --costs, which it would replace.")

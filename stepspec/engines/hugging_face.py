@@ -27,7 +27,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from stepspec.engines import draft_vocabulary
 from stepspec.engines.protocol import Sampling
 from stepspec.engines.template_form import TemplateForm, find_form
-from stepspec.engines.template_trial import Generation
+from stepspec.engines.template_trial import GenerationTag
 from stepspec.engines.thinking import find_tags
 from stepspec.errors import ModelError, StepSpecError, UsageError, reason_of
 
@@ -396,7 +396,7 @@ OWN_VARIABLES = frozenset(inspect.signature(_apply).parameters) | {
 
 def variables_of(template: str) -> frozenset[str]:
     """Return the variables of a chat template that a request may set."""
-    extensions: Any = [Generation, loopcontrols]
+    extensions: Any = [GenerationTag, loopcontrols]
     parsed, find = jinja2.Environment(extensions=extensions).parse(template), cast("Any", find_undeclared_variables)
     return frozenset(find(parsed) - OWN_VARIABLES)
 

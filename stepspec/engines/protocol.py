@@ -12,7 +12,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
@@ -302,7 +302,7 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """Newly generated ids. The last chunk of a call has `end` and the costs of the whole call."""
 
     ids: tuple[int, ...]
@@ -313,7 +313,7 @@ class Chunk:
     accepted: int = 0
     cached: int = 0
     """Ids of the prompt, and of those after it, that the engine found in its prefix cache."""
-    metrics: Metrics | None = None
+    metrics: EngineMetrics | None = None
     """Detailed metrics of the call; None if the engine does not report them."""
     logprobs: tuple[float, ...] | None = None
     """The log-probability of each id, at temperature 1 and without penalty, bias or mask; nan for an end token that a
@@ -543,7 +543,7 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """Generate a continuation of a prompt. Closing the iterator frees the resources of the call.
 
         Raises:
@@ -576,7 +576,7 @@ class Engine(Protocol):
         """Describe the model for results: `name`, `weights` (a hash), `dtype`, `device`, `threads` (on a CPU)."""
         ...
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals over all calls so far."""
         ...
 
@@ -669,7 +669,7 @@ async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:
+async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | None = None) -> TokenChunk:
     """Merge all chunks of a call into one.
 
     Args:

@@ -30,7 +30,7 @@ TURNS = [
 ]
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `generation` of transformers. Its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it this way)
@@ -56,7 +56,7 @@ def main() -> None:
 def trouble(template: str) -> str:
     """Return the problem with a template, or "". An error that a template raises for a conversation is no problem."""
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _today

@@ -337,13 +337,13 @@ class ChatStepSpec(BaseChatModel):
             return dict(kwargs)
         return {"session_id": str(thread), **kwargs}
 
-    def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
+    def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_ChatCall":
         overrides = {name: value for name, value in kwargs.items() if name not in WITHOUT_EFFECT}
         with as_langchain_errors():
             check_known(overrides, PER_CALL, "setting of a call")
         if self.base_url is not None and overrides.get("draft") is not None:
             raise InvalidRequestError("With base_url, the service has its own draft; leave out draft.")
-        return _Call(self, {"stop": stop, **overrides} if stop is not None else overrides)
+        return _ChatCall(self, {"stop": stop, **overrides} if stop is not None else overrides)
 
     @cached_property
     def _sessions(self) -> dict[Any, Any]:
@@ -442,7 +442,7 @@ class ChatStepSpec(BaseChatModel):
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
-class _Call:
+class _ChatCall:
     """One call: the model's settings and the call's overrides."""
 
     def __init__(self, chat: ChatStepSpec, overrides: Mapping[str, Any]) -> None:

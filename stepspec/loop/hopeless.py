@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from statistics import fmean
 
-from stepspec.engines.protocol import Chunk
+from stepspec.engines.protocol import TokenChunk
 
 REPEATED, LONGEST_PERIOD = 32, 8
 """A step is hopeless if its last tokens, as many as the first number, repeat with a period up to the second."""
@@ -14,7 +14,7 @@ WINDOW = 16
 """Number of last tokens whose mean entropy is compared with the bound."""
 
 
-class Watch:
+class StepWatch:
     """Watches one step: whether it repeats itself, and whether its entropy stays low.
 
     Args:
@@ -28,7 +28,7 @@ class Watch:
         self.aborted = False
         """Whether the step is hopeless."""
 
-    async def until_hopeless(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    async def until_hopeless(self, chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks of the step until it ends or turns out hopeless.
 
         A step that arrives in one chunk, such as one from a server, is only marked.

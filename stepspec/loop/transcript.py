@@ -9,7 +9,7 @@ from functools import partial
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.text import TextReader, visible_ids
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
@@ -71,8 +71,8 @@ class Transcript:
         self._watch = self._new_watch()
         self._step_end: StepEnd | None = None
 
-    def _new_watch(self) -> StopWatch:
-        return StopWatch(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
+    def _new_watch(self) -> StopMatcher:
+        return StopMatcher(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
 
     @property
     def last_text(self) -> str:

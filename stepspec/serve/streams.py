@@ -33,7 +33,7 @@ CLIENT_LEFT = 499
 """Status that the log shows for a request whose client disconnected."""
 
 
-class Answer(Protocol):
+class AnswerFormat(Protocol):
     """Builds the response in one format."""
 
     named_events: bool
@@ -60,7 +60,7 @@ class Answer(Protocol):
         ...
 
 
-async def respond(request: Request, events: IndexedEvents, answer: Answer, *, stream: bool) -> Response:
+async def respond(request: Request, events: IndexedEvents, answer: AnswerFormat, *, stream: bool) -> Response:
     """Return the response.
 
     Raises:
@@ -77,7 +77,7 @@ async def respond(request: Request, events: IndexedEvents, answer: Answer, *, st
     return _Stream(queue, answer, entry_of(request.scope).request_id)
 
 
-async def _whole(events: IndexedEvents, answer: Answer) -> Response:
+async def _whole(events: IndexedEvents, answer: AnswerFormat) -> Response:
     results: dict[int, Result] = {}
     async with aclosing(events):
         async for index, event in events:
@@ -164,7 +164,7 @@ class _EventQueue:
 class _Stream(EventSourceResponse):
     """A streamed answer. A client that disconnects cancels the request."""
 
-    def __init__(self, queue: _EventQueue, answer: Answer, request_id: str) -> None:
+    def __init__(self, queue: _EventQueue, answer: AnswerFormat, request_id: str) -> None:
         super().__init__(_lines(queue, answer, request_id))
         self._queue = queue
 
@@ -175,7 +175,7 @@ class _Stream(EventSourceResponse):
             await self._queue.end()
 
 
-async def _lines(queue: _EventQueue, answer: Answer, request_id: str) -> AsyncGenerator[bytes, None]:
+async def _lines(queue: _EventQueue, answer: AnswerFormat, request_id: str) -> AsyncGenerator[bytes, None]:
     results: dict[int, Result] = {}
     yield _encoded(answer, answer.begin())
     while True:
@@ -199,7 +199,7 @@ async def _lines(queue: _EventQueue, answer: Answer, request_id: str) -> AsyncGe
         queue.sent()
 
 
-def _encoded(answer: Answer, chunks: Sequence[dict[str, Any]]) -> bytes:
+def _encoded(answer: AnswerFormat, chunks: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(
         format_sse_event(
             data_str=json.dumps(chunk, ensure_ascii=False), event=chunk["type"] if answer.named_events else None

@@ -12,7 +12,7 @@ from stepspec.api.models import close_now, load_pair
 from stepspec.engines.protocol import Distant
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.measurements import load_costs
-from stepspec.evaluation.run import Settings, load_benchmark, load_problems
+from stepspec.evaluation.run import RunSettings, load_benchmark, load_problems
 from stepspec.mini import WEIGHTS
 
 WAY_S = 0.05
@@ -39,7 +39,7 @@ def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int, m
 @needs_vllm
 def test_all_policies_run_in_process_and_those_with_a_draft_at_each_distance(draft_port: int) -> None:
     benchmark = load_benchmark("gsm-mini")
-    names, settings = ("target", "token", "stepspec"), Settings(temperature=0.0, max_tokens=48)
+    names, settings = ("target", "token", "stepspec"), RunSettings(temperature=0.0, max_tokens=48)
     with places(None, f"http://127.0.0.1:{draft_port}/v1", [0.0, 20.0]) as found:
         run = distances(found, names, benchmark, load_problems(benchmark[1], None, 1), settings)
         results, engines = asyncio.run(run), engines_of(found)

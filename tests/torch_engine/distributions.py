@@ -9,9 +9,9 @@ from tiny_models import piece
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.model import CausalModel
@@ -107,9 +107,9 @@ def _run_batch(
     for slot in slots:
         target.rollback(slot, 0)
     target.extend(slots, [prompt[:-1] for _ in slots], keep=[[] for _ in slots])
-    rounds, rows = Rounds(target, Metrics()), []
+    rounds, rows = Rounds(target, EngineMetrics()), []
     for slot, seed in zip(slots, seeds, strict=True):
-        watch = StopWatch(Stop(depth), piece, frozenset())
+        watch = StopMatcher(Stop(depth), piece, frozenset())
         row = BatchRow(
             TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(num_tokens=num_tokens), watch
         )

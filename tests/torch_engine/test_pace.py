@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, piece, slow_greedy
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
@@ -44,7 +44,7 @@ MEAN_NOISE = math.exp(NOISE**2 / 2) * (1 + SPIKES * (SPIKE - 1))
 
 def new_row() -> BatchRow:
     buffer = TokenBuffer([1])
-    return BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(9), str, frozenset()))
+    return BatchRow(buffer, 1, Sampling(), Drafting(), StopMatcher(Stop(9), str, frozenset()))
 
 
 @dataclass(frozen=True)
@@ -351,11 +351,11 @@ def test_the_engine_drafts_again_after_wrong_first_timings() -> None:
         TimedDraft(make_model(network), network.config.vocab_size, 1),
     )
     target.clock = drafter.clock = clock
-    watch = StopWatch(Stop(num_tokens), piece, frozenset())
+    watch = StopMatcher(Stop(num_tokens), piece, frozenset())
     row = BatchRow(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
     row.slot = Slot(0)
     target.extend([0], [[1, 2]], keep=[[]])
-    rounds, drafted = Rounds(target, Metrics(), clock=clock), list[int]()
+    rounds, drafted = Rounds(target, EngineMetrics(), clock=clock), list[int]()
     while row.end is None:
         before = row.metrics.drafted
         rounds.run([row], drafter)

@@ -16,8 +16,8 @@ from functools import reduce
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from stepspec.engines.metrics import Metrics
-from stepspec.engines.protocol import Chunk, DrafterName, Generate, TokenBuffer, Verification, Verify
+from stepspec.engines.metrics import EngineMetrics
+from stepspec.engines.protocol import DrafterName, Generate, TokenBuffer, TokenChunk, Verification, Verify
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.engine import RemoteEngine
 from stepspec.engines.remote.problems import OverloadedError, RejectedError
@@ -203,10 +203,10 @@ class Replicas:
         described = self._first.describe()
         return {**described, "device": ", ".join([str(described["device"]), *others])}
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals over all calls of all replicas."""
         engines = (replica.engine for replica in self._replicas if replica.engine is not None)
-        total = reduce(Metrics.__add__, (engine.metrics() for engine in engines))
+        total = reduce(EngineMetrics.__add__, (engine.metrics() for engine in engines))
         return replace(total, moves=self.num_moves)
 
     @property
@@ -214,7 +214,7 @@ class Replicas:
         """Whether each server works, by its address."""
         return {replica.address.base: replica.works for replica in self._replicas}
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         written: list[int] = []
         tries = _Tries(self, call.prompt)

@@ -29,7 +29,7 @@ FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # other types change their frequencies with the text's length
 
 
-class Body(Protocol):
+class ModelBody(Protocol):
     """A model without its head: from ids to hidden states."""
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
@@ -46,12 +46,12 @@ class Body(Protocol):
         """
         ...
 
-    def first_layers(self, num_layers: int) -> "Body":
+    def first_layers(self, num_layers: int) -> "ModelBody":
         """Return the same body with only its first `num_layers` layers."""
         ...
 
 
-def make_body(network: PreTrainedModel) -> Body:
+def make_body(network: PreTrainedModel) -> ModelBody:
     """Return the network's layers, fused if `is_fusible` allows it."""
     if has_alibi(network):
         return AlibiBody(network)

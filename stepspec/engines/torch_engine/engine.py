@@ -24,22 +24,22 @@ from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, default_sampling, load_tokenizer, weights_hash
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     EVERYTHING,
     MAX_DRAFTED,
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
+    TokenChunk,
     Verification,
     Verify,
     check_ids,
     check_room,
 )
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.cache import SlotCache
-from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_heads
@@ -56,7 +56,7 @@ EXIT_S = 10.0
 """Longest wait for the engine's thread when the program exits, in seconds."""
 
 
-class Options(FileModel):
+class TorchOptions(FileModel):
     """Options of a model in its spec string, such as `torch:FOLDER?dtype=bfloat16&threads=2`."""
 
     device: str | None = None
@@ -71,7 +71,7 @@ class Options(FileModel):
     """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
 
     @classmethod
-    def parsed(cls, query: str) -> "Options":
+    def parsed(cls, query: str) -> "TorchOptions":
         """Parse the part of a spec string after the question mark.
 
         Raises:
@@ -83,7 +83,7 @@ class Options(FileModel):
             raise UsageError(f"Options of the torch engine: {first_problem(error, cls)}") from error
 
 
-Task = Call | Callable[[Scheduler], None]
+Task = EngineCall | Callable[[Scheduler], None]
 """Input of the engine's thread: a call to serve, or a function to run between two turns."""
 
 TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
@@ -135,7 +135,7 @@ class TorchEngine:
         self._threads = threads or default_threads(model.num_parameters)
         self._grammars = Grammars(tokenizer, model.vocab_size)
         self._make_room(budget)
-        self._metrics = Metrics()
+        self._metrics = EngineMetrics()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
@@ -150,7 +150,7 @@ class TorchEngine:
         Raises:
             UsageError: an option is unknown or has an invalid value.
         """
-        Options.parsed(spec.partition("?")[2])
+        TorchOptions.parsed(spec.partition("?")[2])
 
     @classmethod
     def load(
@@ -159,7 +159,7 @@ class TorchEngine:
         """Load a model and start an engine for it.
 
         Args:
-            spec: hub name or folder. After a question mark, it may have `Options`, which count before the arguments.
+            spec: hub name or folder. After a question mark, it may have `TorchOptions`, which override the arguments.
             device: a torch device; the default is CUDA if there is a GPU, else the CPU.
             dtype: of the weights; the default is float32 on a CPU, else bfloat16.
             title: the model's name in results; the default is the hub name or the folder's name.
@@ -169,7 +169,7 @@ class TorchEngine:
             ModelError: the model cannot be loaded, or the engine does not support it.
         """
         name, _, query = spec.partition("?")
-        options = Options.parsed(query)
+        options = TorchOptions.parsed(query)
         device = options.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
         chosen = dtype if options.dtype is None else getattr(torch, options.dtype)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
@@ -252,14 +252,14 @@ class TorchEngine:
         """Names of the drafters that this engine can use."""
         return self._drafters.available()
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the metrics of all calls so far."""
         memory = {"weights": self._model.weight_bytes, "cache": self._model.cache.num_bytes}
         if self._drafter is not None:
             memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
         return replace(self._metrics.copied(), memory_bytes=memory)
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         prompt, drafting = call.prompt, call.drafting
         prompt_length, length = len(prompt), len(prompt) + len(call.after)
@@ -272,7 +272,7 @@ class TorchEngine:
         if call.json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, call.json_schema)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
-        generation = Generation(
+        generation = GenerateCall(
             prompt=prompt,
             prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
@@ -282,7 +282,7 @@ class TorchEngine:
                 prompt_length,
                 call.sampling,
                 drafting,
-                StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
+                StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids),
                 call.hint,
                 constraint,
                 beyond=[*call.after],
@@ -414,7 +414,7 @@ def _end_thread(tasks: "queue.SimpleQueue[Task | None]", thread: threading.Threa
 
 
 def _dispatch(task: Task, scheduler: Scheduler) -> None:
-    if isinstance(task, Call):
+    if isinstance(task, EngineCall):
         scheduler.add(task)
     else:
         task(scheduler)

@@ -18,7 +18,7 @@ LEAST_SLOTS = 2
 GIB = 1 << 30
 
 
-class Room(NamedTuple):
+class CacheSize(NamedTuple):
     """Size of the caches: number of slots, and positions per slot."""
 
     num_slots: int
@@ -30,7 +30,7 @@ def free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> Room:
+def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> CacheSize:
     """Return the size of the caches for models that run together.
 
     Args:
@@ -44,12 +44,12 @@ def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) 
     max_context = min(model.max_context for model in models)
     free = free_bytes(models[0].device)
     if free is None:
-        return Room(max_slots, max_context)
+        return CacheSize(max_slots, max_context)
     usable = int(SHARE * free) if budget is None else budget
     return fitting(usable, sum(model.position_bytes for model in models), max_slots, max_context, models[0].name)
 
 
-def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> Room:
+def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> CacheSize:
     """Return as many slots of the full context as fit; if fewer than two fit, two slots of a shorter context.
 
     Args:
@@ -64,7 +64,7 @@ def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, 
     """
     num_slots = min(max_slots, usable // (position_bytes * max_context))
     if num_slots >= LEAST_SLOTS:
-        return Room(num_slots, max_context)
+        return CacheSize(num_slots, max_context)
     context = usable // (position_bytes * LEAST_SLOTS)
     least = min(LEAST_CONTEXT, max_context)
     if context < least:
@@ -73,4 +73,4 @@ def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, 
             f"The cache of {name} needs {needed / GIB:.1f} GiB of device memory for texts of {least} tokens, but only "
             f"{usable / GIB:.1f} GiB is available. Free device memory, or choose a smaller model or draft."
         )
-    return Room(LEAST_SLOTS, context)
+    return CacheSize(LEAST_SLOTS, context)

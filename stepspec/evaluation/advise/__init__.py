@@ -10,12 +10,12 @@ from stepspec.base.extras import from_extra
 with from_extra("eval", "Advice"):
     from stepspec.evaluation.advise.experiment import Watcher, advise
     from stepspec.evaluation.advise.findings import Findings
-    from stepspec.evaluation.advise.measurements_file import Plan, refuse_strangers
+    from stepspec.evaluation.advise.measurements_file import AdvicePlan, refuse_strangers
     from stepspec.evaluation.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
 
 __all__ = [
     "Findings",
-    "Plan",
+    "AdvicePlan",
     "Prompts",
     "Watcher",
     "advise",

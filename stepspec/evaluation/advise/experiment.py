@@ -12,10 +12,16 @@ from stepspec.api.models import Pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.advise.candidates import Candidates, baseline_of, make_candidates
-from stepspec.evaluation.advise.findings import Advice, Findings, Load, LoadCosts, Measured, Memory
+from stepspec.evaluation.advise.findings import Advice, Findings, LoadFindings, Measured, Memory, PairCosts
 from stepspec.evaluation.advise.loads import make_load
 from stepspec.evaluation.advise.measurements import load_costs, try_drafters
-from stepspec.evaluation.advise.measurements_file import Plan, identity, keep_measured, read_measured, refuse_strangers
+from stepspec.evaluation.advise.measurements_file import (
+    AdvicePlan,
+    identity,
+    keep_measured,
+    read_measured,
+    refuse_strangers,
+)
 from stepspec.evaluation.advise.prompts import Prompts
 from stepspec.evaluation.advise.references import Agreement, ask_target
 from stepspec.evaluation.advise.rule import choose, pays, reasons
@@ -32,7 +38,7 @@ from stepspec.evaluation.run import (
     Keeping,
     LoadedPolicy,
     ProblemSet,
-    Settings,
+    RunSettings,
     conditions,
 )
 from stepspec.evaluation.run.conditions import current_conditions, engine_records
@@ -54,7 +60,7 @@ class Watcher:
     show: OnRow
 
 
-async def advise(executor: Executor, prompts: Prompts, plan: Plan, folder: Path, watcher: Watcher) -> Findings:
+async def advise(executor: Executor, prompts: Prompts, plan: AdvicePlan, folder: Path, watcher: Watcher) -> Findings:
     """Measure, run what is not finished yet in the folder, and return the findings.
 
     Raises:
@@ -72,7 +78,7 @@ async def advise(executor: Executor, prompts: Prompts, plan: Plan, folder: Path,
         references = await _own_answers(executor, prompts, plan, watcher)
         measured = measured.model_copy(update={"references": references})
         keep_measured(measured, folder)
-    task = _Task(executor, prompts.with_golds(measured.references), prompts, plan, candidates, watcher)
+    task = _Experiment(executor, prompts.with_golds(measured.references), prompts, plan, candidates, watcher)
     if STEPS in candidates.policies:
         if measured.step_policy is None:
             measured = measured.model_copy(update={"step_policy": await task.thresholds(folder / "recorded")})
@@ -101,12 +107,14 @@ def _about(pair: Pair) -> tuple[Conditions, str, dict[str, EngineRecord | None]]
     return current_conditions(pair), pair.hash, engine_records(pair)
 
 
-async def _measure(executor: Executor, pair_hash: str, prompts: Prompts, plan: Plan, watcher: Watcher) -> Measured:
+async def _measure(
+    executor: Executor, pair_hash: str, prompts: Prompts, plan: AdvicePlan, watcher: Watcher
+) -> Measured:
     texts = await executor.call(partial(_rendered, [each.question for each in prompts.problems]))
     sampling = Sampling(plan.temperature, seed=plan.seed)
     num_stages = len(plan.loads) + 1
     watcher.begin("timing both models")
-    costs: list[LoadCosts] = []
+    costs: list[PairCosts] = []
     for load in plan.loads:
         watcher.show(None, len(costs), num_stages)
         costs.append(await executor.call(partial(load_costs, prompts=texts, concurrency=load)))
@@ -132,7 +140,7 @@ def _memory_and_reading(pair: Pair) -> tuple[Memory, bool]:
     return memory_of(pair), "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
 
 
-async def _own_answers(executor: Executor, prompts: Prompts, plan: Plan, watcher: Watcher) -> Mapping[str, str]:
+async def _own_answers(executor: Executor, prompts: Prompts, plan: AdvicePlan, watcher: Watcher) -> Mapping[str, str]:
     """Return the target's own answers by prompt, to compare with if there are no right answers."""
     watcher.begin("the target's own answers")
     return await ask_target(
@@ -148,13 +156,13 @@ async def _own_answers(executor: Executor, prompts: Prompts, plan: Plan, watcher
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Experiment:
     """Everything that is the same for all loads."""
 
     executor: Executor
     problems: ProblemSet
     prompts: Prompts
-    plan: Plan
+    plan: AdvicePlan
     candidates: Candidates
     watcher: Watcher
 
@@ -172,7 +180,7 @@ class _Task:
         await self.executor.evaluate(evaluation, self.problems.problems[:RECORDED], on_row=self.watcher.show)
         return await chosen_thresholds(text, folder)
 
-    async def run(self, costs: LoadCosts, folder: Path) -> Load:
+    async def run(self, costs: PairCosts, folder: Path) -> LoadFindings:
         requests = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
         self.watcher.begin(f"policies, {requests} concurrent")
         evaluation = await self._evaluation(costs.concurrency, self.candidates.policies, Keeping(folder))
@@ -185,7 +193,7 @@ class _Task:
             version=1, title=name, summary="prompts of the user's", grader="math", data=FileData(kind="file")
         )
         plan = self.plan
-        settings = Settings(plan.seed, concurrency, plan.temperature, plan.max_tokens, 1)
+        settings = RunSettings(plan.seed, concurrency, plan.temperature, plan.max_tokens, 1)
         run = await self.executor.call(partial(conditions, name, benchmark, self.problems, policies, settings))
         return Evaluation(
             run,
@@ -196,7 +204,7 @@ class _Task:
         )
 
 
-def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, prompts: Prompts) -> Advice:
+def _advice(loads: Sequence[LoadFindings], candidates: Candidates, measured: Measured, prompts: Prompts) -> Advice:
     """Return the advice for the lowest concurrency. Higher ones show up to where it pays."""
     first = loads[0]
     choice = choose(first)
@@ -216,7 +224,7 @@ def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, p
     return advice.model_copy(update={"sentences": texts})
 
 
-def _pays_up_to(policy: str, loads: Iterable[Load]) -> int:
+def _pays_up_to(policy: str, loads: Iterable[LoadFindings]) -> int:
     """Return the largest load at which a policy pays, if it also pays at all smaller loads."""
     largest = 1
     for load in loads:

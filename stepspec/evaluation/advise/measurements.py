@@ -11,9 +11,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stepspec.api.models import Pair
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
-    Chunk,
     Distant,
     DrafterName,
     Drafting,
@@ -22,12 +21,13 @@ from stepspec.engines.protocol import (
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verify,
     collect,
     side_by_side,
 )
 from stepspec.evaluation.advise import formula
-from stepspec.evaluation.advise.findings import LoadCosts, ModelCosts, Trial
+from stepspec.evaluation.advise.findings import ModelCosts, PairCosts, Trial
 
 TURNS = 5
 WRITTEN = 33
@@ -42,7 +42,7 @@ T = TypeVar("T")
 Ids = list[int]
 
 
-async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int, widths: Sequence[int] = WIDTHS) -> LoadCosts:
+async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int, widths: Sequence[int] = WIDTHS) -> PairCosts:
     """Measure the costs of both models at one concurrency.
 
     Args:
@@ -53,7 +53,7 @@ async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int, width
     """
     target = await _model_costs(pair.target, prompts, concurrency, widths)
     draft = await _model_costs(pair.draft, prompts, concurrency, ()) if pair.draft else None
-    return LoadCosts(concurrency=concurrency, target=target, draft=draft)
+    return PairCosts(concurrency=concurrency, target=target, draft=draft)
 
 
 async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int, widths: Sequence[int]) -> ModelCosts:
@@ -109,11 +109,11 @@ async def _reading(engine: Engine, texts: Sequence[Ids]) -> float | None:
     return max(0.0, cold_s - warm_s) / unread if unread > len(buffers) else None
 
 
-async def _written(engine: Engine, buffers: Sequence[TokenBuffer], num_tokens: int) -> tuple[float, list[Chunk]]:
+async def _written(engine: Engine, buffers: Sequence[TokenBuffer], num_tokens: int) -> tuple[float, list[TokenChunk]]:
     return await _timed([collect(engine.generate(Generate(each, Sampling(), Stop(num_tokens)))) for each in buffers])
 
 
-async def _verifying(engine: Engine, buffers: Sequence[TokenBuffer], chunks: Sequence[Chunk], width: int) -> float:
+async def _verifying(engine: Engine, buffers: Sequence[TokenBuffer], chunks: Sequence[TokenChunk], width: int) -> float:
     """Return the seconds of a pass that verifies `width` plausible continuation tokens."""
     calls = [
         engine.verify(Verify(buffer, _repeated(chunk.ids or tuple(buffer.since(0)), width), scores=False))
@@ -133,7 +133,7 @@ async def _timed(calls: Sequence[Coroutine[Any, Any, T]]) -> tuple[float, list[T
 
 
 async def try_drafters(
-    pair: Pair, prompts: Sequence[str], costs: LoadCosts, sampling: Sampling, max_tokens: int
+    pair: Pair, prompts: Sequence[str], costs: PairCosts, sampling: Sampling, max_tokens: int
 ) -> list[Trial]:
     """Try each drafter of the target on a few prompts, at the concurrency of `costs`."""
     stop = Stop(min(TRIED_TOKENS, max_tokens))
@@ -143,7 +143,7 @@ async def try_drafters(
 
 
 async def _trial(
-    engine: Engine, drafter: DrafterName, texts: Sequence[Ids], costs: LoadCosts, sampling: Sampling, stop: Stop
+    engine: Engine, drafter: DrafterName, texts: Sequence[Ids], costs: PairCosts, sampling: Sampling, stop: Stop
 ) -> Trial:
     await engine.forget()  # cached prompts would be too cheap
     before, slots = engine.metrics(), asyncio.Semaphore(costs.concurrency)
@@ -157,11 +157,11 @@ async def _trial(
     return _make_trial(drafter, engine.metrics() - before, costs)
 
 
-def _make_trial(drafter: DrafterName, work: Metrics, costs: LoadCosts) -> Trial:
+def _make_trial(drafter: DrafterName, work: EngineMetrics, costs: PairCosts) -> Trial:
     acceptance, coverage = work.acceptance or 0.0, work.drafts / work.rounds if work.rounds else 0.0
     rounds_with_drafts = coverage * work.passes["verify"]
     draft_s = work.seconds.get("draft", 0.0) / (TRIED_COUNT * rounds_with_drafts) if rounds_with_drafts else 0.0
-    relative = formula.Costs(draft_s / costs.target.write_s, costs.target.pass_over_one)
+    relative = formula.RelativeCosts(draft_s / costs.target.write_s, costs.target.pass_over_one)
     best, predicted = formula.best_num_tokens(acceptance, relative, coverage)
     return Trial(
         drafter=drafter,

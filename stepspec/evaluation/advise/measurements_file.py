@@ -16,7 +16,7 @@ MEASURED = "measured.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdvicePlan:
     """The user's settings. `loads` are the concurrencies to measure, in ascending order."""
 
     loads: Sequence[int] = (1,)
@@ -35,7 +35,7 @@ def refuse_strangers(folder: Path) -> None:
         raise UsageError(f"{folder} is not empty and holds no experiment of advise; give another with --output.")
 
 
-def read_measured(folder: Path, pair_hash: str, prompts: Prompts, plan: Plan) -> Measured | None:
+def read_measured(folder: Path, pair_hash: str, prompts: Prompts, plan: AdvicePlan) -> Measured | None:
     """Return the measurements of an earlier start; None if there are none.
 
     Raises:
@@ -69,7 +69,7 @@ def keep_measured(measured: Measured, folder: Path) -> None:
     write_text(folder / MEASURED, measured.model_dump_json(indent=2) + "\n")
 
 
-def identity(pair_hash: str, prompts: Prompts, plan: Plan) -> dict[str, str | float | int]:
+def identity(pair_hash: str, prompts: Prompts, plan: AdvicePlan) -> dict[str, str | float | int]:
     """Return the fields that must match for an experiment to resume."""
     return {
         "pair": pair_hash,

@@ -16,7 +16,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.references import NO_ANSWER, WHOLE_TEXT, Agreement, ask_target
 from stepspec.evaluation.benchmark import Benchmark, asked
-from stepspec.evaluation.calibrate.fixed_sequence import Limits, by_problem, loss_upper, problems_needed, status_of
+from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, by_problem, loss_upper, problems_needed, status_of
 from stepspec.evaluation.calibrate.folder import read_plan, read_references, store_plan, store_references
 from stepspec.evaluation.calibrate.records import Identity, Planned, SettingRecord, Speed, Tested
 from stepspec.evaluation.grade import Grading
@@ -33,7 +33,7 @@ from stepspec.evaluation.run import (
     Keeping,
     LoadedPolicy,
     ProblemSet,
-    Settings,
+    RunSettings,
     conditions,
     fit_policies,
     load_policies,
@@ -51,7 +51,7 @@ MOST_GAIN = 3
 
 
 @dataclass(frozen=True)
-class Models:
+class CalibratedModels:
     """What a calibration stores about the models.
 
     Attributes:
@@ -67,7 +67,7 @@ class Models:
 class Task:
     """What is calibrated: a policy of a pair, on the problems of a benchmark or on prompts."""
 
-    models: Models
+    models: CalibratedModels
     policy: Policy
     text: str
     """The text of its file."""
@@ -105,7 +105,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Watcher:
+class CalibrationWatcher:
     """Callbacks for progress: `begin` at the start of a stage, `show` within it, `say` for a sentence."""
 
     begin: Callable[[str], None]
@@ -131,7 +131,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CalibrationOutcome:
     """What a calibration found. `plan.path` and `tested` are in the same order."""
 
     plan: Planned
@@ -165,13 +165,13 @@ class Calibration:
     """One calibration in its folder. A stopped one goes on where it stopped."""
 
     def __init__(
-        self, task: Task, folder: Path, budget: Budget, watcher: Watcher, executor: Executor, sizes: Sizes
+        self, task: Task, folder: Path, budget: Budget, watcher: CalibrationWatcher, executor: Executor, sizes: Sizes
     ) -> None:
         self._task, self._folder, self._budget, self._watcher = task, folder, budget, watcher
         self._executor, self._sizes = executor, sizes
         self._references: dict[str, str] = read_references(folder) if task.agreement else {}
 
-    async def run(self) -> Outcome:
+    async def run(self) -> CalibrationOutcome:
         """Run what is not finished yet.
 
         Raises:
@@ -188,7 +188,7 @@ class Calibration:
         chosen = certified[-1] if certified else 0
         speed = await self._time(plan, chosen)
         refused = sum(_is_refused(each) for each in self._references.values())
-        return Outcome(plan, tested, chosen, bool(certified), speed, refused)
+        return CalibrationOutcome(plan, tested, chosen, bool(certified), speed, refused)
 
     async def _record(self) -> int:
         """Record steps under the policy and under one that accepts everything. Return the number of problems."""
@@ -255,7 +255,7 @@ class Calibration:
             self._watcher.say(_progress_sentence(found))
         return tested
 
-    def _tested(self, setting: SettingRecord, problems: Sequence[EvalProblem], limits: Limits) -> Tested:
+    def _tested(self, setting: SettingRecord, problems: Sequence[EvalProblem], limits: LossLimits) -> Tested:
         """Return what the finished problems say about a setting, in their order."""
         both, repeats = (setting.name, BASELINE), self._task.identity.num_repeats
         outcomes = _Outcomes.read(self._folder / "tested", both)
@@ -322,7 +322,7 @@ class Calibration:
         task, identity = self._task, self._task.identity
         if task.agreement:
             problems = await self._with_references(problems)
-        settings = Settings(
+        settings = RunSettings(
             identity.seed,
             concurrency or identity.concurrency,
             identity.temperature,
@@ -393,8 +393,8 @@ def check_policy(policy: Policy) -> None:
         )
 
 
-def _limits(plan: Planned) -> Limits:
-    return Limits(plan.identity.max_loss, plan.identity.confidence, plan.num_planned)
+def _limits(plan: Planned) -> LossLimits:
+    return LossLimits(plan.identity.max_loss, plan.identity.confidence, plan.num_planned)
 
 
 def _is_refused(reference: str) -> bool:

@@ -16,7 +16,7 @@ from stepspec.evaluation.stats.runs import Floats
 
 
 @dataclass(frozen=True)
-class Limits:
+class LossLimits:
     """What a setting may lose.
 
     Attributes:
@@ -30,7 +30,7 @@ class Limits:
     num_planned: int
 
 
-def status_of(losses: Floats, limits: Limits) -> Status:
+def status_of(losses: Floats, limits: LossLimits) -> Status:
     """Return what the losses of some problems, [N], say about a setting."""
     if certified_after(losses, limits.max_loss, limits.num_planned, limits.confidence) is not None:
         return "certified"
@@ -39,12 +39,12 @@ def status_of(losses: Floats, limits: Limits) -> Status:
     return "unknown"
 
 
-def loss_upper(losses: Floats, limits: Limits) -> float:
+def loss_upper(losses: Floats, limits: LossLimits) -> float:
     """Return the upper bound of the mean loss."""
     return loss_upper_by_betting(losses, limits.num_planned, limits.confidence)
 
 
-def certified_settings(losses: Floats, limits: Limits) -> int:
+def certified_settings(losses: Floats, limits: LossLimits) -> int:
     """Return how many settings of a path, [settings, N], are certified, from the first one on."""
     for number, of_setting in enumerate(losses):
         if status_of(of_setting, limits) != "certified":
@@ -52,7 +52,7 @@ def certified_settings(losses: Floats, limits: Limits) -> int:
     return len(losses)
 
 
-def problems_needed(losses: Floats, limits: Limits) -> int | None:
+def problems_needed(losses: Floats, limits: LossLimits) -> int | None:
     """Estimate how many problems would certify a setting, if its losses go on as they are; None if none would.
 
     With a bet b on every problem the wealth grows by about b (limit - loss) - b^2 variance / 2, which is largest with

@@ -17,12 +17,12 @@ from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.benchmark import Benchmark, FileData, ShippedData, Split, wording_version
 from stepspec.evaluation.calibrate.calibration import (
     Budget,
+    CalibratedModels,
     Calibration,
-    Models,
-    Outcome,
+    CalibrationOutcome,
+    CalibrationWatcher,
     Sizes,
     Task,
-    Watcher,
     check_policy,
     num_to_record,
 )
@@ -43,7 +43,7 @@ USUAL = Sizes()
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """The user's settings. None means the benchmark's default."""
 
     max_loss: float = 0.01
@@ -78,7 +78,7 @@ def calibration_split(name: str, benchmark: Benchmark, split: str | None) -> Ben
 
 
 async def load_task(
-    name: str, benchmark: Benchmark, data: Path | None, policy_text: str, executor: Executor, plan: Plan
+    name: str, benchmark: Benchmark, data: Path | None, policy_text: str, executor: Executor, plan: CalibrationPlan
 ) -> Task:
     """Load the problems, in a random order, and return the task.
 
@@ -121,9 +121,9 @@ async def load_task(
     return Task(stored, policy, policy_text, name, benchmark, order, identity, num_repeated)
 
 
-def _about(pair: Pair) -> tuple[str, dict[str, str], Models]:
+def _about(pair: Pair) -> tuple[str, dict[str, str], CalibratedModels]:
     """Return the hash of a pair, those of its models by role, and what else is stored about them."""
-    return pair.hash, dict(pair.models), Models(engine_records(pair), pair.template_sha256)
+    return pair.hash, dict(pair.models), CalibratedModels(engine_records(pair), pair.template_sha256)
 
 
 def _check_fits(policy: Policy, pair: Pair) -> None:
@@ -145,7 +145,7 @@ async def calibrate(
     executor: Executor,
     folder: Path,
     budget: Budget,
-    watcher: Watcher,
+    watcher: CalibrationWatcher,
     sizes: Sizes = USUAL,
     at_most: float | None = None,
 ) -> tuple[Calibrated, str]:
@@ -186,14 +186,14 @@ async def calibrate(
     return results, _text(task, outcome, results, at_most)
 
 
-def _text(task: Task, outcome: Outcome, results: Calibrated, at_most: float | None) -> str:
+def _text(task: Task, outcome: CalibrationOutcome, results: Calibrated, at_most: float | None) -> str:
     setting = outcome.plan.path[outcome.chosen]
     certificate = _certificate(task, outcome, results, outcome.policy(task)) if outcome.certified else None
     comments = [*chain.from_iterable(wrap(each, COMMENT_WIDTH) for each in results.sentences)]
     return policy_text(task.text, comments, setting.thresholds, setting.min_logprob, certificate, at_most)
 
 
-def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Policy) -> Certificate:
+def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated, policy: Policy) -> Certificate:
     found, identity = outcome.tested[outcome.chosen], task.identity
     assert found.loss_upper is not None, "a certified setting was tested"
     speed: Speed | None = outcome.speed

@@ -6,13 +6,13 @@ the text length. Computer algebra runs in a worker process that can be killed. N
 
 from stepspec.evaluation.grade.grader import Grading
 from stepspec.evaluation.grade.integer import canonical_integer, extract_answer, grade_integer
-from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, Grade, GraderKind, Limits, Status
+from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, Grade, GraderKind, GradingLimits, Status
 
 __all__ = [
     "Grade",
     "GraderKind",
     "Grading",
-    "Limits",
+    "GradingLimits",
     "Status",
     "MAX_ANSWER_CHARS",
     "canonical_integer",

@@ -154,15 +154,23 @@ from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.grade.answer import Found, find_answer
 from stepspec.evaluation.grade.boxes import last_boxes
 from stepspec.evaluation.grade.caps import refusal
-from stepspec.evaluation.grade.compare import Comparison, Question, ambiguity, compare
+from stepspec.evaluation.grade.compare import AnswerComparison, Question, ambiguity, compare
 from stepspec.evaluation.grade.integer import canonical_integer, grade_integer
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import Number, has_digit, number_of, read_number
 from stepspec.evaluation.grade.sentence import number_named
 from stepspec.evaluation.grade.structure import structure_of
 from stepspec.evaluation.grade.thinking import without_thinking
-from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, Limits, Status, shortened
-from stepspec.evaluation.grade.workers import Reply, WorkerPool
+from stepspec.evaluation.grade.words import (
+    MAX_ANSWER_CHARS,
+    DecidedBy,
+    Grade,
+    GraderKind,
+    GradingLimits,
+    Status,
+    shortened,
+)
+from stepspec.evaluation.grade.workers import GradingReply, WorkerPool
 
 
 class Grading:
@@ -188,13 +196,13 @@ class Grading:
     """
 
     def __init__(
-        self, kind: GraderKind, *, last_number: bool = True, num_workers: int = 1, limits: Limits | None = None
+        self, kind: GraderKind, *, last_number: bool = True, num_workers: int = 1, limits: GradingLimits | None = None
     ) -> None:
         if kind not in get_args(GraderKind):
             raise UsageError(unknown_name("grader", kind, get_args(GraderKind)))
         self._kind: GraderKind = kind
         self._last_number = last_number
-        self._limits = limits or Limits()
+        self._limits = limits or GradingLimits()
         self._workers = WorkerPool(num_workers, self._limits)
 
     def __enter__(self) -> Self:
@@ -305,7 +313,7 @@ def _grade_integer(text: str, gold: str) -> Grade:
     return Grade(status, answer, "box", "number", why)
 
 
-def _grade_by_reply(reply: Reply, found: Found, gold: str, limits: Limits) -> Grade:
+def _grade_by_reply(reply: GradingReply, found: Found, gold: str, limits: GradingLimits) -> Grade:
     """Convert a worker's reply to a grade."""
     if reply.verdict == "same":
         return _grade("correct", found, "symbolic")
@@ -355,7 +363,7 @@ def _parts(answer: str) -> Sequence[str]:
     return structure.parts if structure.shape in ("list", "set") else (answer,)
 
 
-def _worded(comparison: Comparison, found: Found, gold: str) -> Comparison:
+def _worded(comparison: AnswerComparison, found: Found, gold: str) -> AnswerComparison:
     """Compare the number that the words of an answer name, if the gold answer is a number."""
     expected = read_number(gold)
     clean = cleaned(found.text)

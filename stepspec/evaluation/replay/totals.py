@@ -19,7 +19,7 @@ from stepspec.evaluation.replay.decisions import (
     decide,
     scores_of,
 )
-from stepspec.evaluation.replay.recordings import Key, Recording, Recordings, Request
+from stepspec.evaluation.replay.recordings import Key, RecordedRequest, Recording, Recordings
 from stepspec.evaluation.stats import Interval, ratio_of_sums
 from stepspec.loop.policy import Policy
 
@@ -92,7 +92,7 @@ class _Scores:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _ReplayOutcome:
     """What a policy would have done with one request."""
 
     wall_s: float
@@ -161,7 +161,7 @@ def replayable(name: str, policy: Policy, all_of: Recordings) -> list[Recording]
 
 def _outcomes(
     policy: Policy, recording: Recording, scores: Mapping[Key, Scores], costs: HardwareCosts | None
-) -> Mapping[Key, _Outcome]:
+) -> Mapping[Key, _ReplayOutcome]:
     requests = recording.requests
     pricing = _Pricing.of(recording, costs)
     return {key: _outcome(policy, request, scores[key], pricing) for key, request in requests.items()}
@@ -197,7 +197,7 @@ class _Pricing:
             return cls(sum(step.write_s for step, _ in rejected) / num_rewritten, None, recording.drafts)
         return cls(sum(each.row.time_s.target for each in requests) / num_written, None, recording.drafts)
 
-    def rest_s(self, request: Request) -> float:
+    def rest_s(self, request: RecordedRequest) -> float:
         """Return the seconds of a recorded request without its judged steps."""
         steps = request.trace.judged_steps
         if self.costs is None:
@@ -205,7 +205,7 @@ class _Pricing:
         num_rest = _num_written(request.row) - sum(_num_rewritten(step, request) for step in steps)
         return self._token_s(request) * max(0, num_rest)
 
-    def step_s(self, step: JudgedStepRecord, decided: Decided, request: Request) -> float:
+    def step_s(self, step: JudgedStepRecord, decided: Decided, request: RecordedRequest) -> float:
         """Return the seconds in which a step is drafted, judged and, if rejected, written by the target."""
         if self.costs is None:
             seconds = step.draft_s + (step.judge_s if decided.asks_target else 0.0)
@@ -227,19 +227,19 @@ class _Pricing:
             return seconds + step.write_s * num_now / num_rewritten
         return seconds + num_now * self._token_s(request)
 
-    def _token_s(self, request: Request) -> float:
+    def _token_s(self, request: RecordedRequest) -> float:
         row = request.row
         if self.costs is None or not _num_written(row):
             return self.token_s
         return self.costs.request_s(row, _num_passes(request), self.drafts) / _num_written(row)
 
 
-def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing) -> _Outcome:
+def _outcome(policy: Policy, request: RecordedRequest, scores: Scores, pricing: _Pricing) -> _ReplayOutcome:
     steps = request.trace.judged_steps
     decided = list(_decisions(policy, steps, scores))
     asked = [(step, each) for step, each in decided if step.asked]
     widest = pricing.costs.widest if pricing.costs else math.inf
-    return _Outcome(
+    return _ReplayOutcome(
         wall_s=pricing.rest_s(request) + sum(pricing.step_s(step, each, request) for step, each in decided),
         num_judged=len(asked),
         num_accepted=sum(each.accepted for _, each in asked),
@@ -266,7 +266,7 @@ def _num_written(row: ResultRow) -> int:
     return row.tokens.regenerated + row.tokens.forced
 
 
-def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
+def _num_rewritten(step: JudgedStepRecord, request: RecordedRequest) -> int:
     """Return how many tokens the target wrote of a rejected step in a call of its own."""
     steps = request.trace.steps
     if step.accepted or step.index >= len(steps) or _was_continued(step, request):
@@ -276,7 +276,7 @@ def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
     return max(0, whole.num_tokens - whole.num_from_draft - num_redrafted)
 
 
-def _was_continued(step: JudgedStepRecord, request: Request) -> bool:
+def _was_continued(step: JudgedStepRecord, request: RecordedRequest) -> bool:
     """Whether the draft has written on behind the kept part of a rejected step, see `redraft`."""
     return step is not next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
 
@@ -299,7 +299,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return None if total is None else total / len(values)
 
 
-def _num_passes(request: Request) -> int:
+def _num_passes(request: RecordedRequest) -> int:
     """Return the number of passes of the target over proposed steps."""
     return sum(step.target_logprobs is not None for step in request.trace.judged_steps)
 
@@ -308,7 +308,9 @@ def _baseline_s(row: ResultRow, costs: HardwareCosts | None, *, drafts: bool) ->
     return row.wall_s if costs is None else costs.request_s(row, 0, drafts)
 
 
-def _likely_correct(outcomes: Mapping[Key, _Outcome], recording: Recording, target: Mapping[Key, ResultRow]) -> float:
+def _likely_correct(
+    outcomes: Mapping[Key, _ReplayOutcome], recording: Recording, target: Mapping[Key, ResultRow]
+) -> float:
     """Return a guess of the accuracy. A text that first differs where the target writes a step instead of the draft is
     taken to end as the target's own; one that first differs where the draft's step is accepted counts half."""
     total = 0.0

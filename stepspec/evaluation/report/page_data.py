@@ -22,7 +22,7 @@ PREVIEW = 160
 
 
 @dataclass(frozen=True)
-class Embedded:
+class PageData:
     """The embedded data of the page, in base64."""
 
     index: str
@@ -35,7 +35,7 @@ class Embedded:
     """Problems whose traces exist but do not fit."""
 
 
-def embed(policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, budget: int) -> Embedded:
+def embed(policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, budget: int) -> PageData:
     """Pack a run into an index and at most `budget` characters of traces."""
     chunks: list[str] = []
     chunk_of: dict[str, int] = {}
@@ -53,7 +53,7 @@ def embed(policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, b
     ]
     index = _pack(_json({"policies": list(policies), "problems": problems}))
     num_known = 0 if traces is None else sum(name in traces for name in tally.problems)
-    return Embedded(index, chunks, len(problems), len(chunk_of), num_known - len(chunk_of))
+    return PageData(index, chunks, len(problems), len(chunk_of), num_known - len(chunk_of))
 
 
 def by_interest(tally: RunTally) -> list[str]:

@@ -27,7 +27,7 @@ def current_conditions(_: Pair) -> Conditions:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """Settings that the user chooses for a run. None means the benchmark's default."""
 
     seed: int = 0
@@ -42,7 +42,7 @@ def conditions(
     benchmark: Benchmark,
     problems: ProblemSet,
     policies: Mapping[str, LoadedPolicy],
-    settings: Settings,
+    settings: RunSettings,
     pair: Pair,
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Engine
-from stepspec.evaluation.records import Usage
+from stepspec.evaluation.records import ModelUsage
 
 
 class Gauges:
@@ -13,17 +13,19 @@ class Gauges:
     def __init__(self, engines: Mapping[str, Engine] | None = None) -> None:
         self._engines = engines or {}
 
-    def read(self) -> dict[str, Metrics]:
+    def read(self) -> dict[str, EngineMetrics]:
         """Return the current values."""
         return {role: engine.metrics() for role, engine in self._engines.items()}
 
     def usage_since(
-        self, before: Mapping[str, Metrics], now: Mapping[str, Metrics] | None = None
-    ) -> dict[str, Usage] | None:
+        self, before: Mapping[str, EngineMetrics], now: Mapping[str, EngineMetrics] | None = None
+    ) -> dict[str, ModelUsage] | None:
         """Return the tokens read and written since a reading, up to another one, by role; None without engines."""
         now = self.read() if now is None else now
         return {role: _usage(now[role] - before[role]) for role in self._engines} or None
 
 
-def _usage(work: Metrics) -> Usage:
-    return Usage(prompt_tokens=work.prompt_tokens, cached_tokens=work.cached_tokens, generated_tokens=work.generated)
+def _usage(work: EngineMetrics) -> ModelUsage:
+    return ModelUsage(
+        prompt_tokens=work.prompt_tokens, cached_tokens=work.cached_tokens, generated_tokens=work.generated
+    )

@@ -8,8 +8,8 @@ import numpy as np
 from stepspec.evaluation.records import BASELINE, Matched, RunRecord
 from stepspec.evaluation.run.tally import Compared, Table
 from stepspec.evaluation.stats import (
-    Candidate,
     Interval,
+    MatchedPolicy,
     Paired,
     Powers,
     Ratio,
@@ -98,7 +98,7 @@ class Pairs:
             return None
         return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
-    def candidates(self, throughputs: Mapping[str, float | None]) -> Sequence[Candidate]:
+    def candidates(self, throughputs: Mapping[str, float | None]) -> Sequence[MatchedPolicy]:
         """Return all policies but the target as candidates of `stats.fastest`; none if the target did not run.
 
         Args:
@@ -109,7 +109,7 @@ class Pairs:
         others = [policy for policy in self.compared if policy != BASELINE]
         confidence = corrected_confidence(sum(not self._run.is_exact(policy) for policy in others))
         return [
-            Candidate(
+            MatchedPolicy(
                 policy,
                 *self.ratio("speedup", policy),
                 loss_upper=paired.loss_upper(confidence) if (paired := self.accuracy(policy)) else None,
@@ -120,7 +120,7 @@ class Pairs:
             for policy in others
         ]
 
-    def matched(self, candidates: Sequence[Candidate]) -> Matched | None:
+    def matched(self, candidates: Sequence[MatchedPolicy]) -> Matched | None:
         """Return the fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`."""
         if BASELINE not in self.compared:
             return None

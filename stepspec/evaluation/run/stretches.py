@@ -11,7 +11,7 @@ from stepspec.evaluation.stats import ratio_of_rates
 from stepspec.loop.ledger import POSITIONS
 
 
-class Part(NamedTuple):
+class StretchPart(NamedTuple):
     """What a text has in a stretch."""
 
     tokens: int
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     """Tokens of steps that the draft wrote. A step that lies in two stretches counts in both by its length there."""
 
 
-Parts = Mapping[int, Part]
+Parts = Mapping[int, StretchPart]
 """By the number of the stretch, 0 for the one up to the first position."""
 
 
@@ -32,7 +32,7 @@ def parts_of(row: ResultRow) -> Parts:
     ends = [0, *accumulate(step.num_tokens for step in row.steps)]
     steps = [(*place, step.num_from_draft) for place, step in zip(pairwise(ends), row.steps, strict=True)]
     return {
-        number: Part(after[0] - before[0], after[1] - before[1], _within(steps, before[0], after[0]))
+        number: StretchPart(after[0] - before[0], after[1] - before[1], _within(steps, before[0], after[0]))
         for number, (before, after) in enumerate(pairwise(marks))
         if after[0] > before[0]
     }
@@ -87,7 +87,7 @@ def _of_policy(
         )
 
 
-def _columns(parts: Sequence[Part]) -> tuple[Sequence[float], Sequence[float]]:
+def _columns(parts: Sequence[StretchPart]) -> tuple[Sequence[float], Sequence[float]]:
     return [each.tokens for each in parts], [each.seconds for each in parts]
 
 

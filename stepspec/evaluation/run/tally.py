@@ -15,7 +15,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRow, TimeRecord, TokenRecord
 from stepspec.evaluation.run.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
-from stepspec.evaluation.stats import Percentiles as Quantiles
+from stepspec.evaluation.stats import LatencyPercentiles as Quantiles
 from stepspec.evaluation.stats.runs import Floats
 
 Key = tuple[str, int]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stepspec.evaluation.records import BASELINE, Block, Throughput, Usage
+from stepspec.evaluation.records import BASELINE, Block, ModelUsage, Throughput
 from stepspec.evaluation.stats import ratio_of_sums
 
 
@@ -40,11 +40,13 @@ def _throughput(own: Sequence[Block], target: Sequence[Block] | None, seed: int)
     )
 
 
-def _total_usage(blocks: Sequence[Block]) -> dict[str, Usage] | None:
+def _total_usage(blocks: Sequence[Block]) -> dict[str, ModelUsage] | None:
     counted = [block.usage for block in blocks if block.usage is not None]
     if len(counted) < len(blocks):
         return None
     return {
-        role: Usage(**{name: sum(getattr(usage[role], name) for usage in counted) for name in Usage.model_fields})
+        role: ModelUsage(
+            **{name: sum(getattr(usage[role], name) for usage in counted) for name in ModelUsage.model_fields}
+        )
         for role in counted[0]
     }

@@ -127,7 +127,7 @@ def evaluate_policies(
     needs_draft = any(each.needs_draft for each, _ in requested.values())
     given = {"pair": pair, "needs_draft": needs_draft, "notes": False, "judge_names": judge_names}
     load = loader(target, draft, specs, ray, **given)
-    comparison = _Comparison(name, spec, problems, requested, leave_out=policy is None)
+    comparison = _EvalPlan(name, spec, problems, requested, leave_out=policy is None)
     with (
         executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
         resumable(folder, chosen_by_us=output is None),
@@ -176,7 +176,7 @@ def _folder_of(setting: "RunSettings", folder: Path, num_settings: int) -> Path:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _EvalPlan:
     """A benchmark with its problems, and the policies that the user asked for."""
 
     name: str

@@ -193,7 +193,7 @@ class StepSpec:
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
         for each in (self, *self._others.values()):
-            each._pace.forget()
+            each.pace.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
@@ -245,9 +245,9 @@ class StepSpec:
         options = RequestOptions.of(options, changes)
         check_open(closed=self._closed)
         session = self if options.policy in (None, self.policy_name) else await self._under(options.policy)
-        return await session._prepare(question, options, since)
+        return await session.prepared(question, options, since)
 
-    async def _prepare(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
+    async def prepared(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
         """Check and encode a request under this session's policy. See `prepare`.
 
         `since` is when the request began, which may have waited for a policy to load.

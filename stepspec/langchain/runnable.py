@@ -101,7 +101,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
     async def _chunks(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        call = self.chat._call(None, settings)
+        call = self.chat.make_call(None, settings)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if (payload := _payload(event)) is not None:

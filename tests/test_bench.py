@@ -18,7 +18,7 @@ from evals.bench.__main__ import FOLDER, app, summaries
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
-from evals.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
+from evals.bench.exactness import MIN_P, Exactnesses, Parted, homogeneity
 from evals.bench.gpu_probe import SECTIONS
 from evals.bench.loads import Loads, loads_block
 from evals.bench.overhead import Overheads
@@ -246,7 +246,7 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
     chi_square, p_value = homogeneity(40 * ["a", "b"], 40 * ["a", "b", "b"])
     assert p_value == pytest.approx(0.02, abs=0.015)
     assert chi_square == pytest.approx(5.56, abs=0.1)
-    assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < LEAST_P
+    assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < MIN_P
 
 
 def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer
 
 
 async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.pace.MOST_REREAD", 64)
+    monkeypatch.setattr("stepspec.loop.pace.MAX_REREAD", 64)
     stage = reading_again(ONE, TWO, END, writes=(ANSWER,))
     play = await stage.play()
     assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]

@@ -30,9 +30,9 @@ from stepspec.loop.policy import Policy, load_policy
 
 TIE = 1e-4
 """Largest difference of the log-probabilities of two tokens that rounding may decide, in nats."""
-MOST_TIES = 3
+MAX_TIES = 3
 """Most texts that may part at such a place."""
-LEAST_P = 0.001
+MIN_P = 0.001
 MAX_TOKENS = 640
 SHORT = 5
 """Tokens of a sampled text."""
@@ -70,7 +70,7 @@ class Exactness(Record):
     def holds(self) -> bool:
         """Whether the texts differ by rounding alone, and the distributions by chance alone."""
         ties = [each for each in self.parted if each.difference is not None and each.difference <= TIE]
-        return len(ties) == len(self.parted) <= MOST_TIES and self.p_value >= LEAST_P
+        return len(ties) == len(self.parted) <= MAX_TIES and self.p_value >= MIN_P
 
 
 class Exactnesses(Conditions):

@@ -13,7 +13,7 @@ MAX_AGENTS = 1_000_000
 SCALED = 64
 """Most replicas of the simulations that look for a number. Beyond as many, what a replica sees depends on the agents of
 each replica alone."""
-MOST_SIMULATED = 2048
+MAX_SIMULATED = 2048
 """Most replicas of the last simulation."""
 LAST_REQUESTS = 5 * MIN_REQUESTS
 """Fewest requests of the last simulation. Its p95 varies by about 1% (one standard deviation) between seeds."""
@@ -204,7 +204,7 @@ def _simulated(
 
 def _last(costs: Costs, wanted: Requirements, agents: int, replicas: int) -> Simulated:
     """Return the figures of a plan, by a larger simulation than those that look for it."""
-    return _simulated(costs, wanted, agents, replicas, MOST_SIMULATED, LAST_REQUESTS)
+    return _simulated(costs, wanted, agents, replicas, MAX_SIMULATED, LAST_REQUESTS)
 
 
 def _plan(costs: Costs, wanted: Requirements, found: Simulated) -> Plan:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from stepspec.capacity.costs import PASSING, Costs
-from stepspec.capacity.plan import CORE_LOAD, MAX_AGENTS, MOST_SIMULATED, SCALED, STATION_LOAD, Plan, Sizing
+from stepspec.capacity.plan import CORE_LOAD, MAX_AGENTS, MAX_SIMULATED, SCALED, STATION_LOAD, Plan, Sizing
 from stepspec.capacity.simulation import replica_of
 from stepspec.evaluation.report.cells import UNKNOWN, count, percent, significant
 from stepspec.evaluation.report.conditions import hardware_in_words, models_in_words
@@ -173,7 +173,7 @@ def assumptions(sizing: Sizing) -> list[str]:
     ]
     most = max(plan.simulated.replicas for plan in filter(None, (*sizing.plans, sizing.for_gpus)))
     if most > SCALED:
-        shown = "all" if most <= MOST_SIMULATED else f"{MOST_SIMULATED:,}"
+        shown = "all" if most <= MAX_SIMULATED else f"{MAX_SIMULATED:,}"
         stated.append(
             f"More than {SCALED} replicas are looked for with {SCALED} of them and their share of the agents, to "
             f"within 1%. The figures are those of a simulation of {shown} of them."

@@ -38,7 +38,7 @@ TRIAL_S = 60.0
 TRIAL_CPU_S = 2
 """CPU time limit for the trial, in seconds."""
 
-MOST_REASON = 200
+MAX_REASON = 200
 """Maximum number of characters that an error quotes from a failed trial."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -427,7 +427,7 @@ def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
         return "it does not terminate"
     if trial.returncode != 0:
         lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
-        return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
+        return f"it cannot be tried: {lines[-1][:MAX_REASON] if lines else 'no reason was given'}"
     return trial.stdout or None
 
 

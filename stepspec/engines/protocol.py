@@ -17,7 +17,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
 HIGHEST_ID = (1 << 31) - 1
-HIGHEST_NUMBER = (1 << 63) - 1
+MAX_NUMBER = (1 << 63) - 1
 GRAMMAR_OPTIONS = "x-guidance"
 """Key at the top of a JSON schema with options of the grammar that the torch engine makes of it."""
 
@@ -115,8 +115,8 @@ def check_numbers(**settings: Any) -> None:
         kind = Integral if name in WHOLE else Real
         if value is None:
             continue
-        if isinstance(value, Integral) and abs(cast("int", value)) > HIGHEST_NUMBER:
-            raise UsageError(f"{name} must be between -{HIGHEST_NUMBER} and {HIGHEST_NUMBER}.")
+        if isinstance(value, Integral) and abs(cast("int", value)) > MAX_NUMBER:
+            raise UsageError(f"{name} must be between -{MAX_NUMBER} and {MAX_NUMBER}.")
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(cast("float", value)):
             if name in WHOLE:
                 raise UsageError(f"{name} must be a whole number, got {value!r}.")
@@ -190,7 +190,7 @@ class Sampling:
 
     def reseeded(self, offset: int) -> "Sampling":
         """Return the same parameters with another seed. After the highest seed, the lowest one follows."""
-        seed = (self.seed + offset + HIGHEST_NUMBER) % (2 * HIGHEST_NUMBER + 1) - HIGHEST_NUMBER
+        seed = (self.seed + offset + MAX_NUMBER) % (2 * MAX_NUMBER + 1) - MAX_NUMBER
         return replace(self, seed=seed)
 
     def seed_at(self, position: int) -> int:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from stepspec.engines.protocol import TokenChunk
 
-REPEATED, LONGEST_PERIOD = 32, 8
+REPEATED, MAX_PERIOD = 32, 8
 """A step is hopeless if its last tokens, as many as the first number, repeat with a period up to the second."""
 
 WINDOW = 16
@@ -50,4 +50,4 @@ class StepWatch:
 
 def repeats(ids: Sequence[int]) -> bool:
     """Whether the ids are one short sequence again and again."""
-    return len(ids) == REPEATED and any(ids[period:] == ids[:-period] for period in range(1, LONGEST_PERIOD + 1))
+    return len(ids) == REPEATED and any(ids[period:] == ids[:-period] for period in range(1, MAX_PERIOD + 1))

@@ -17,7 +17,7 @@ from stepspec.loop.request import Request, marks_answer
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
 
 T = TypeVar("T")
-LEAST_PATIENCE_S = 0.05
+MIN_PATIENCE_S = 0.05
 """Shortest wait for the draft's step once the target's own is finished."""
 
 
@@ -164,7 +164,7 @@ class Lookahead:
 
         The target then continues alone, as looking ahead cannot save time.
         """
-        patience = max(LEAST_PATIENCE_S, time.perf_counter() - branches.started)
+        patience = max(MIN_PATIENCE_S, time.perf_counter() - branches.started)
         with self._request.ledger.waiting("draft"):
             await asyncio.wait([draft], timeout=patience)
         if draft.done():

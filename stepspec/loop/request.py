@@ -52,7 +52,7 @@ from stepspec.loop.step import (
     Verdict,
 )
 from stepspec.loop.tracing import Spans
-from stepspec.loop.transcript import MOST_HEADER, Transcript
+from stepspec.loop.transcript import MAX_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
@@ -256,7 +256,7 @@ class Request:
         assert self.tags is not None
         assert self.tags.header_end is not None
         if self.limits.allow_more():
-            await self._write(self.answer_ends | {self.tags.header_end}, most=MOST_HEADER)
+            await self._write(self.answer_ends | {self.tags.header_end}, most=MAX_HEADER)
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""

@@ -287,7 +287,7 @@ class StepCommitted:
     type: Literal["step.committed"] = "step.committed"
 
 
-LEAST_TO_JUDGE_BY = 8
+MIN_TO_JUDGE_BY = 8
 """Fewest tokens of the target from which its speed in a request is estimated."""
 
 
@@ -373,7 +373,7 @@ class Result:
         """Estimated speedup over the target alone, at the speed at which it wrote its own tokens in this request. This
         is not a measurement. None if the target wrote too few tokens, or several steps concurrently."""
         written, times = self.counts.target_generated, self.times
-        if written < LEAST_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
+        if written < MIN_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
             return None
         return self.counts.committed * times.target / written / times.wall
 

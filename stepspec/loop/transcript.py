@@ -14,7 +14,7 @@ from stepspec.engines.text import TextReader, visible_ids
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
 
-MOST_HEADER = 32
+MAX_HEADER = 32
 """Most tokens of the header of a message."""
 
 
@@ -213,7 +213,7 @@ class Transcript:
         self.buffer.append([id])
         self._header.append(id)
         self.ended = id in self._answer_ends
-        if not self.ended and id != self._tags.header_end and len(self._header) < MOST_HEADER:
+        if not self.ended and id != self._tags.header_end and len(self._header) < MAX_HEADER:
             return
         header, self._header = self._header, None
         is_whole, text = id == self._tags.header_end, self._tokenizer.decode(header)

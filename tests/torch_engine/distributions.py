@@ -23,7 +23,7 @@ from stepspec.engines.torch_engine.slots import Slot
 FALSE_ALARM = 1e-6
 """Probability that a correct sampler fails, over the choice of seeds. With fixed seeds a test is repeatable."""
 
-LEAST_EXPECTED = 5.0
+MIN_EXPECTED = 5.0
 """Texts with a smaller expected count are pooled, because the chi-square approximation needs large counts."""
 
 
@@ -63,8 +63,8 @@ def p_value(texts: Tensor, joint: Tensor) -> float:
         return 0.0
     expected, order = expected.sort(descending=True)
     counts = counts[order]
-    num_unpooled = int((expected >= LEAST_EXPECTED).sum())
-    if expected[num_unpooled:].sum() < LEAST_EXPECTED:  # even the pool is too small
+    num_unpooled = int((expected >= MIN_EXPECTED).sum())
+    if expected[num_unpooled:].sum() < MIN_EXPECTED:  # even the pool is too small
         num_unpooled -= 1
     counts = torch.cat([counts[:num_unpooled], counts[num_unpooled:].sum()[None]])
     expected = torch.cat([expected[:num_unpooled], expected[num_unpooled:].sum()[None]])

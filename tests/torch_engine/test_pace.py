@@ -24,8 +24,8 @@ from stepspec.engines.torch_engine.drafters import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.engines.torch_engine.pace import (
-    LONGEST_RUN,
     MARGIN,
+    MAX_RUN,
     MAX_TOKENS,
     PRIOR_ACCEPTANCE,
     Pacer,
@@ -230,7 +230,7 @@ def test_a_drafter_that_becomes_useful_is_used_again(draft_s: float) -> None:
         machine.run(2000)
         machine.world = World(0.9, draft_s)
         machine.run(400)
-        assert sum(map(bool, machine.counts[-LONGEST_RUN:])) > 0.8 * LONGEST_RUN
+        assert sum(map(bool, machine.counts[-MAX_RUN:])) > 0.8 * MAX_RUN
 
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
@@ -251,9 +251,9 @@ def test_the_pacer_follows_costs_that_change(factor: float) -> None:
 
 def test_occasional_rounds_without_drafting_measure_their_cost() -> None:
     machine = Machine(World(0.95, 0.02), seed=0)
-    machine.run(20 * (LONGEST_RUN + 1))
+    machine.run(20 * (MAX_RUN + 1))
     plain = machine.counts[100:].count(0)
-    assert 0 < plain < 2 * len(machine.counts) / LONGEST_RUN
+    assert 0 < plain < 2 * len(machine.counts) / MAX_RUN
 
 
 shares = st.floats(0, 1)

@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORTEST_REST_S, LONGEST_REST_S = 1.0, 30.0
+MIN_REST_S, MAX_REST_S = 1.0, 30.0
 """Seconds after which a failed replica is asked whether it works again. They double with every failure."""
 BACKOFF_S = 0.25
 """Seconds before all replicas are tried again; they double, too."""
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Calls that the replica with a text in its cache may have more than the one with the fewest."""
 MAX_KNOWN = 65_536
 """Most conversations and beginnings of texts that are remembered."""
-BLOCK, MOST_BLOCKS = 64, 64
+BLOCK, MAX_BLOCKS = 64, 64
 """Beginnings of texts are compared in blocks of so many tokens, up to so many blocks."""
 
 
@@ -63,7 +63,7 @@ class Replica:
     def failed(self) -> None:
         """Leave it out for a while."""
         self.num_failures += 1
-        self.rests_until = time.monotonic() + min(LONGEST_REST_S, SHORTEST_REST_S * 2 ** (self.num_failures - 1))
+        self.rests_until = time.monotonic() + min(MAX_REST_S, MIN_REST_S * 2 ** (self.num_failures - 1))
 
     def load(self) -> None:
         """Detect the features of the server. Blocks.
@@ -114,7 +114,7 @@ class Affinity:
 def _blocks(buffer: TokenBuffer) -> Generator[int]:
     """Yield hashes of the blocks of a text, each with its group and the blocks before."""
     key = hash(buffer.group)
-    for start in range(0, min(len(buffer), BLOCK * MOST_BLOCKS) - BLOCK + 1, BLOCK):
+    for start in range(0, min(len(buffer), BLOCK * MAX_BLOCKS) - BLOCK + 1, BLOCK):
         key = hash((key, *buffer.since(start, start + BLOCK)))
         yield key
 
@@ -263,7 +263,7 @@ class Replicas:
         if placed not in able:
             least = min(able, key=lambda replica: replica.num_open)
             known = self._affinity.find(buffer)
-            if known is None or known not in able or known.num_open > least.num_open + MOST_AHEAD:
+            if known is None or known not in able or known.num_open > least.num_open + MAX_AHEAD:
                 known = least
             placed = self._placed[buffer] = known
             self._affinity.note(buffer, placed)

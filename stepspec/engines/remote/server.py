@@ -12,7 +12,7 @@ from stepspec.engines.remote.problems import refused
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
 from stepspec.errors import EngineError, StepSpecError
 
-MOST_LOGPROBS = (20, 5)
+MAX_LOGPROBS = (20, 5)
 """Numbers of log-probabilities to try: the maximum of vLLM, then of OpenAI."""
 
 ScoreRoute = Literal["inference", "prompt_logprobs", "generate"]
@@ -80,12 +80,12 @@ class _FeatureTrial(NamedTuple):
         return one_token_fields(model, self.num_logprobs, extended=self.extended, special=self.special)
 
 
-TRIALS = [_FeatureTrial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MOST_LOGPROBS, 0)]
+TRIALS = [_FeatureTrial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MAX_LOGPROBS, 0)]
 TRIALS += [
     _FeatureTrial(prompt, count, False, special)
     for special in (True, False)
     for prompt in (TRIAL_IDS, TRIAL_TEXT)
-    for count in (MOST_LOGPROBS[-1], 0)
+    for count in (MAX_LOGPROBS[-1], 0)
 ]
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepspec.engines.torch_engine.model import CausalModel, Positions
 
-LEAST_SPAN = 256
+MIN_SPAN = 256
 Result = TypeVar("Result")
 
 
@@ -41,7 +41,7 @@ def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int)
         table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1
     model.cache.reserve(max(row[0] for row in rows) + 1, end)
-    span = model.cache.capacity if model.reads_slots else min(max(LEAST_SPAN, bucket(end)), model.cache.capacity)
+    span = model.cache.capacity if model.reads_slots else min(max(MIN_SPAN, bucket(end)), model.cache.capacity)
     return Positions(table[:, 0], table[:, 1], span), table[:, 2:].T
 
 

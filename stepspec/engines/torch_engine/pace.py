@@ -35,7 +35,7 @@ TRIAL_SHARE, FIRST_REST = 0.01, 8.0
 """Share of the time that trials may cost, and rounds without drafting before the first trial. The first trials come
 sooner than the share allows, to correct wrong first timings early; the pause between them doubles each time."""
 
-LONGEST_RUN = 32
+MAX_RUN = 32
 """Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
 
 MARGIN = 1.05
@@ -192,7 +192,7 @@ class Pacer:
             return TRIAL_TOKENS
         best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
         if best:
-            self._run = (self._run + 1) % (LONGEST_RUN + 1)
+            self._run = (self._run + 1) % (MAX_RUN + 1)
             return best if self._run else 0
         self._run = 0
         self._trial = self._rest <= 0
@@ -200,9 +200,9 @@ class Pacer:
         return TRIAL_TOKENS if self._trial else 0
 
     def knows_costs(self, load: int) -> bool:
-        """Whether the next round of that load need not be timed. One in `LONGEST_RUN` is."""
+        """Whether the next round of that load need not be timed. One in `MAX_RUN` is."""
         costs = self._costs[load]
-        self._shared = (self._shared + 1) % LONGEST_RUN
+        self._shared = (self._shared + 1) % MAX_RUN
         return bool(self._shared) and not (costs.lacks_rounds or costs.lacks_drafts)
 
     def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_TOKENS = 16
+MAX_TOKENS = 16
 """Longer drafts than these are not considered."""
 
 
@@ -53,14 +53,14 @@ def speedup(acceptance: float, costs: RelativeCosts, num_tokens: int, coverage: 
 
 def best_num_tokens(acceptance: float, costs: RelativeCosts, coverage: float = 1.0) -> tuple[int, float]:
     """Return the number of drafted tokens with the largest speedup, and that speedup; (0, 1.0) if none is above 1."""
-    by_count = [(speedup(acceptance, costs, count, coverage), -count) for count in range(1, MOST_TOKENS + 1)]
+    by_count = [(speedup(acceptance, costs, count, coverage), -count) for count in range(1, MAX_TOKENS + 1)]
     best, count = max(by_count)
     return (-count, best) if best > 1 else (0, 1.0)
 
 
 def ideal_speedup(costs: RelativeCosts) -> float:
     """Return the largest possible speedup if every drafted token is accepted. It may be below 1."""
-    return max(speedup(1.0, costs, count) for count in range(1, MOST_TOKENS + 1))
+    return max(speedup(1.0, costs, count) for count in range(1, MAX_TOKENS + 1))
 
 
 def needed_acceptance(costs: RelativeCosts, wanted: float, coverage: float = 1.0) -> float | None:

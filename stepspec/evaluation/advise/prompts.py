@@ -18,7 +18,7 @@ from stepspec.evaluation.run.data import DataRow, content_line, read_rows, text_
 
 GOLD_KEYS = ("answer", "gold")
 
-LEAST_ROOM = 64
+MIN_ROOM = 64
 """Minimum number of context tokens that a prompt must leave for its answer."""
 
 
@@ -93,7 +93,7 @@ async def choose_prompts(path: Path, executor: Executor, limit: int) -> Prompts:
 def _longest(pair: Pair) -> int:
     """Return the number of tokens of the longest prompt that leaves room for an answer."""
     engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
-    return min(engine.max_context for engine in engines) - LEAST_ROOM
+    return min(engine.max_context for engine in engines) - MIN_ROOM
 
 
 def _lengths(questions: Sequence[str], pair: Pair) -> list[int]:

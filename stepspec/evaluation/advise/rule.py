@@ -11,7 +11,7 @@ from stepspec.evaluation.report.cells import joined, percent, seconds, times
 from stepspec.evaluation.stats import MatchedPolicy as Claim
 from stepspec.evaluation.stats import fastest
 
-MOST_LOST = 0.01
+MAX_LOST = 0.01
 """Upper bound of the accuracy or agreement that may be lost: one point."""
 WORTH_FIXING = 1.1
 """How many times as fast as "auto" a fixed number of tokens must be, because "auto" adapts to other loads and texts."""
@@ -37,7 +37,7 @@ def choose(load: LoadFindings) -> PolicyChoice:
     concurrency = load.costs.concurrency
     claims = {each.name: _claim(each, concurrency) for each in load.candidates if each.name != BASELINE}
     paying = [each for each in load.candidates if each.name in claims and claims[each.name].pays()]
-    winner = fastest(list(claims.values()), MOST_LOST)
+    winner = fastest(list(claims.values()), MAX_LOST)
     best = _prefer_auto(load.named(winner.name) if winner else None, paying)
     best_speedup = 1.0 if best is None else _speedup(best)
     faster = [each for each in paying if may_keep_answers(each) and _speedup(each) > best_speedup]
@@ -65,14 +65,14 @@ def pays(candidate: Candidate, concurrency: int) -> bool:
 
 def keeps_answers(candidate: Candidate) -> bool:
     """Return whether a policy is exact, or known to lose at most one point."""
-    return _claim(candidate, 1).keeps(MOST_LOST)
+    return _claim(candidate, 1).keeps(MAX_LOST)
 
 
 def may_keep_answers(candidate: Candidate) -> bool:
     """Return whether the prompts are too few to say either that a policy preserves answers or that it does not."""
     if keeps_answers(candidate):
         return False
-    return candidate.accuracy_delta_ci is None or candidate.accuracy_delta_ci[1] >= -MOST_LOST
+    return candidate.accuracy_delta_ci is None or candidate.accuracy_delta_ci[1] >= -MAX_LOST
 
 
 def _speedup(candidate: Candidate) -> float:

@@ -10,7 +10,7 @@ from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, seconds, significant, times
 from stepspec.evaluation.stats import MIN_FOR_BOOTSTRAP
 
-MOST_ROUNDS = 0.9
+MAX_ROUNDS = 0.9
 """Share of rounds below which the sentences report how often a drafter proposes tokens."""
 
 
@@ -103,7 +103,7 @@ def _drafting(trials: Sequence[Trial], load: LoadFindings) -> Iterable[str]:
         if tried.best_num_tokens
         else "no number of drafted tokens pays"
     )
-    seldom = f"; it has tokens to propose in {tried.coverage:.0%} of the rounds" if tried.coverage < MOST_ROUNDS else ""
+    seldom = f"; it has tokens to propose in {tried.coverage:.0%} of the rounds" if tried.coverage < MAX_ROUNDS else ""
     yield (
         f"With {tried.drafter} a drafted token takes {tried.cost:.2f} times as long as one that the target writes, and "
         f"{percent(tried.acceptance)} of those that are checked are accepted{seldom}; by the formula "

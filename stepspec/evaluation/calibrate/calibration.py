@@ -46,7 +46,7 @@ from stepspec.loop.policy import Policy
 
 RECORDED_SHARE, TIMED_SHARE = 0.2, 0.1
 """Shares of the problems and of the budget that may go into recording, and share of the budget for timing."""
-MOST_GAIN = 3
+MAX_GAIN = 3
 """How many times as many requests a second concurrency is expected to give at most."""
 
 
@@ -229,7 +229,7 @@ class Calibration:
         seconds = sum(row.wall_s for row in rows) / num_problems
         if self._task.agreement:
             seconds += sum(row.wall_s for row in rows if row.policy == BASELINE) / num_problems
-        return seconds / min(self._task.identity.concurrency, MOST_GAIN) / self._executor.num_workers
+        return seconds / min(self._task.identity.concurrency, MAX_GAIN) / self._executor.num_workers
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""

@@ -16,7 +16,7 @@ from stepspec.evaluation.runs import TraceIndex, reasoning, says
 
 CHUNK_CHARACTERS = 400_000
 """JSON characters in one chunk. The page unpacks a chunk when it shows one of its problems."""
-LONGEST_ANSWER = 400
+MAX_ANSWER = 400
 """Maximum characters of an answer or a reason in the problem list. Traces contain the full text."""
 PREVIEW = 160
 
@@ -159,7 +159,7 @@ def _outcome(outcome: Outcome) -> list[object]:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
+    return text if text is None or len(text) <= MAX_ANSWER else f"{text[:MAX_ANSWER]}…"
 
 
 def _json(value: object) -> str:

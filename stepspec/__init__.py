@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stepspec.api.blocking import SyncStepSpec
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import PreparedRequest, StepSpec
+from stepspec.api.sync import SyncStepSpec
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.protocol import Sampling

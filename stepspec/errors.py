@@ -56,7 +56,7 @@ class TargetError(EngineError):
         return str(self.args[0])
 
 
-MOST_SHOWN = 60
+MAX_SHOWN = 60
 """Maximum number of characters of a name that an error shows and compares."""
 
 
@@ -70,7 +70,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], meant: Mapping[str,
         meant: names from other libraries, mapped to the valid name with the same meaning.
     """
     names = sorted(known)
-    shown = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
+    shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..."
     close = [meant[name]] if meant and name in meant else difflib.get_close_matches(shown, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"There is no {what} {shown!r}.{hint} Known: {', '.join(names) or 'none'}."

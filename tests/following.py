@@ -10,7 +10,7 @@ from typing import Any
 
 from scripted import Call, Opinion, Reply, ScriptedEngine, WordTokenizer
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 
 TEMPLATE = """\
 {{ {"messages": messages, "tools": tools} | tojson }}

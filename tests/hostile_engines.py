@@ -12,8 +12,8 @@ from own_answers import check
 from random_judge import RandomJudge
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling, Verification, Verify, collect
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.protocol import Engine, Generate, Sampling, TokenChunk, Verification, Verify, collect
+from stepspec.engines.stops import StopMatcher
 from stepspec.loop.request import Request
 
 SMUGGLED = ("</think>", "#### 5", "\\boxed{5}", "the answer is 5", "<|end|>", "<think>", "<tool_call>", "\n\n")
@@ -42,7 +42,7 @@ class Recording:
         if id is not None:
             self.record.add((hash((*ids,)), id))
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         ids = [*call.prompt.since(0), *call.after]
         async for chunk in self.engine.generate(call):
             for id in chunk.ids:
@@ -69,7 +69,7 @@ class Hostile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         tokenizer, written = self.engine.tokenizer, list[int]()
         honest = [*(await collect(self.engine.generate(call))).ids]
         if self.rng.random() < 0.5:
@@ -77,12 +77,12 @@ class Hostile:
             honest[at:at] = tokenizer.encode_text(self.rng.choice(SMUGGLED))
             at = self.rng.randrange(len(honest) + 1)
             honest[at:at] = tokenizer.encode(self.rng.choice(SMUGGLED))
-        watch, end = StopWatch(call.stop, tokenizer.piece, tokenizer.end_ids), None
+        watch, end = StopMatcher(call.stop, tokenizer.piece, tokenizer.end_ids), None
         for id in honest:
             written.append(id)
             if (end := watch.feed(id)) is not None:
                 break
-        yield Chunk(tuple(written), end or "length")
+        yield TokenChunk(tuple(written), end or "length")
 
 
 async def try_policies(engine: Engine, draft: Hostile, questions: Sequence[str]) -> None:

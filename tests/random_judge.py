@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 
 class RandomJudge(Judge):

@@ -20,12 +20,11 @@ from jinja2.meta import find_undeclared_variables
 from stepspec.base.files import package_folder
 from stepspec.chat.events import AnswerDelta
 from stepspec.engines.hugging_face import CallParser, HuggingFaceTokenizer, load_tokenizer
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
     EVERYTHING,
     Ability,
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
@@ -33,10 +32,11 @@ from stepspec.engines.protocol import (
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verification,
     Verify,
 )
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.thinking import find_tags
 from stepspec.errors import ContextError, StepSpecError, UsageError
 from stepspec.loop.controller import run
@@ -253,7 +253,7 @@ class ScriptedEngine:
         self._opinions = iter(opinions)
         self._seen: WeakKeyDictionary[TokenBuffer, list[int]] = WeakKeyDictionary()
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         prompt, stop = call.prompt, call.stop
         self._check_room(len(prompt) + len(call.after) + 1)
         text = self._read(prompt) + self.tokenizer.decode(call.after)
@@ -267,18 +267,18 @@ class ScriptedEngine:
         reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
         room = min(stop.max_tokens, self.max_context - len(prompt) - len(call.after))
-        watch = StopWatch(replace(stop, max_tokens=room), self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopMatcher(replace(stop, max_tokens=room), self.tokenizer.piece, self.tokenizer.end_ids)
         self.num_open += 1
         try:
             await asyncio.sleep(reply.delay_s)
             ids: list[int] = []
             logprobs: list[float] = []
 
-            def chunk() -> Chunk:
+            def chunk() -> TokenChunk:
                 if not call.logprobs:
-                    return Chunk(tuple(ids))
+                    return TokenChunk(tuple(ids))
                 details = {"entropies": tuple(-2 * each for each in logprobs), "margins": (0.5,) * len(ids)}
-                return Chunk(tuple(ids), logprobs=tuple(logprobs), **details)
+                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), **details)
 
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)
@@ -365,8 +365,8 @@ class ScriptedEngine:
     def describe(self) -> dict[str, str | None]:
         return {"name": self.name, "weights": None, "dtype": None, "device": None}
 
-    def metrics(self) -> Metrics:
-        return Metrics()
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics()
 
     async def forget(self) -> None:
         self.num_forgotten += 1

@@ -8,9 +8,9 @@ from typing import Any
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.grade import GraderKind, Grading
 from stepspec.evaluation.records import PolicyRecord, ResultRow, RunRecord, Summary
-from stepspec.evaluation.running import Keeping, System, evaluate
-from stepspec.evaluation.running.problems import EvalProblem
-from stepspec.evaluation.running.runner import WARM_UP_QUESTION
+from stepspec.evaluation.run import Keeping, System, evaluate
+from stepspec.evaluation.run.problems import EvalProblem
+from stepspec.evaluation.run.runner import WARM_UP_QUESTION
 from stepspec.loop.policy import PolicyKind
 from stepspec.loop.step import Counts, Result, Step, Times
 

@@ -15,7 +15,7 @@ from commands import command_of
 from scripted import FarEngine, ScriptedEngine, WordTokenizer
 
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli.advise import main as advise
 from stepspec.cli.advise import policy_text, settling_command
@@ -27,26 +27,26 @@ from stepspec.evaluation.advise.candidates import make_candidates, token_policy
 from stepspec.evaluation.advise.distance import step_costs
 from stepspec.evaluation.advise.findings import (
     Advice,
-    Asked,
     Candidate,
-    Load,
-    LoadCosts,
+    LoadFindings,
     Measured,
     Memory,
     ModelCosts,
+    PairCosts,
+    PromptCounts,
     Reason,
     Trial,
 )
-from stepspec.evaluation.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
+from stepspec.evaluation.advise.formula import RelativeCosts, best_num_tokens, ideal_speedup, needed_acceptance, speedup
 from stepspec.evaluation.advise.loads import make_load
-from stepspec.evaluation.advise.measuring import load_costs
+from stepspec.evaluation.advise.measurements import load_costs
 from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
-from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
+from stepspec.evaluation.advise.rule import PolicyChoice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
-from stepspec.evaluation.running import EvalProblem, Local
-from stepspec.evaluation.running.summary import summarise
+from stepspec.evaluation.run import EvalProblem, Local
+from stepspec.evaluation.run.summary import summarise
 from stepspec.evaluation.runs import iter_rows, read_run
 from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Counts, Result, Times
@@ -96,11 +96,11 @@ TARGET = candidate("target", 1.0, (1.0, 1.0), kind="target", drafter="none")
 
 def load(
     *others: Candidate, reading: float | None = 0.05, widths: Mapping[int, float] = ONE_WIDTH, concurrency: int = 1
-) -> Load:
+) -> LoadFindings:
     costs = ModelCosts(read_s=1e-4, write_s=1e-2, pass_over_one=dict(widths))
     percentiles = Percentiles(p50=100, p90=200, p99=300)
-    return Load(
-        costs=LoadCosts(concurrency=concurrency, target=costs, draft=None),
+    return LoadFindings(
+        costs=PairCosts(concurrency=concurrency, target=costs, draft=None),
         num_prompts=20,
         num_failed=0,
         prompt_tokens=percentiles,
@@ -112,7 +112,7 @@ def load(
 
 def trial(acceptance: float = 0.8, cost: float = 0.1) -> Trial:
     """Return a trial of the draft whose predictions follow the formula."""
-    costs = Costs(cost, ONE_WIDTH)
+    costs = RelativeCosts(cost, ONE_WIDTH)
     best, predicted = best_num_tokens(acceptance, costs)
     return Trial(
         drafter="draft-model",
@@ -129,17 +129,17 @@ def trial(acceptance: float = 0.8, cost: float = 0.1) -> Trial:
 UNKNOWN = Memory(target_bytes=None, draft_bytes=None)
 
 
-def kinds(*trials: Trial, at: Load | None = None, memory: Memory | None = None) -> list[str]:
+def kinds(*trials: Trial, at: LoadFindings | None = None, memory: Memory | None = None) -> list[str]:
     return [reason.kind for reason in reasons(at or load(candidate()), trials, memory or UNKNOWN)]
 
 
 def test_the_fastest_exact_policy_whose_interval_is_above_one_is_chosen() -> None:
     slow, fast = candidate("lookup", 1.3, drafter="prompt-lookup"), candidate("token", 1.6)
-    assert choose(load(slow, fast)) == Choice("token", None)
+    assert choose(load(slow, fast)) == PolicyChoice("token", None)
 
 
 def test_a_policy_that_may_be_slower_is_not_chosen() -> None:
-    assert choose(load(candidate(speedup=1.5, interval=(0.9, 2.4)))) == Choice("target", None)
+    assert choose(load(candidate(speedup=1.5, interval=(0.9, 2.4)))) == PolicyChoice("target", None)
 
 
 def test_a_policy_with_less_throughput_is_not_chosen_even_if_its_requests_are_faster() -> None:
@@ -154,26 +154,26 @@ def test_at_concurrency_1_only_the_speedup_counts() -> None:
 
 
 def test_a_faster_policy_whose_accuracy_is_not_known_is_named_and_the_exact_one_chosen() -> None:
-    assert choose(load(candidate("token", 1.5), steps(2.0))) == Choice("token", "two-level")
-    assert choose(load(steps(2.0))) == Choice("target", "two-level")
-    assert choose(load(candidate("token", 2.5, (2.0, 3.0)), steps(2.0))) == Choice("token", None)
+    assert choose(load(candidate("token", 1.5), steps(2.0))) == PolicyChoice("token", "two-level")
+    assert choose(load(steps(2.0))) == PolicyChoice("target", "two-level")
+    assert choose(load(candidate("token", 2.5, (2.0, 3.0)), steps(2.0))) == PolicyChoice("token", None)
 
 
 def test_a_policy_that_is_known_to_keep_the_accuracy_is_chosen() -> None:
-    assert choose(load(candidate("token", 1.5), steps(2.0, loss=0.009))) == Choice("two-level", None)
+    assert choose(load(candidate("token", 1.5), steps(2.0, loss=0.009))) == PolicyChoice("two-level", None)
 
 
 def test_a_policy_that_is_known_to_lose_accuracy_is_not_even_named() -> None:
     losing = steps(2.0, accuracy_delta=-0.3, accuracy_delta_ci=(-0.5, -0.1))
-    assert choose(load(losing)) == Choice("target", None)
+    assert choose(load(losing)) == PolicyChoice("target", None)
 
 
 def test_without_an_interval_or_without_answers_no_policy_is_chosen() -> None:
-    assert choose(load(candidate(speedup=5.0, interval=None))) == Choice("target", None)
-    assert choose(load(candidate(speedup=None, interval=None))) == Choice("target", None)
+    assert choose(load(candidate(speedup=5.0, interval=None))) == PolicyChoice("target", None)
+    assert choose(load(candidate(speedup=None, interval=None))) == PolicyChoice("target", None)
     empty = candidate(speedup=5.0, interval=(4.0, 6.0), no_speed="it answered none of the 20 requests")
-    assert choose(load(empty)) == Choice("target", None)
-    assert choose(load(steps(5.0, no_speed="it answered none of the 20 requests"))) == Choice("target", None)
+    assert choose(load(empty)) == PolicyChoice("target", None)
+    assert choose(load(steps(5.0, no_speed="it answered none of the 20 requests"))) == PolicyChoice("target", None)
     [reason] = reasons(load(empty), [], UNKNOWN)
     assert reason.sentence.endswith("which does not count: it answered none of the 20 requests.")
     assert "The speed of token does not count: it answered none" in advice_text(advice("target"), load(empty))
@@ -235,29 +235,29 @@ def test_the_formula_is_the_paper_s_where_passes_of_every_width_cost_the_same() 
     """Theorem 3.8 of arXiv:2211.17192, in its closed form."""
     for acceptance, cost, count in ((0.8, 0.05, 5), (0.5, 0.2, 2), (0.9, 0.0, 16)):
         expected = (1 - acceptance ** (count + 1)) / ((1 - acceptance) * (cost * count + 1))
-        assert speedup(acceptance, Costs(cost, ONE_WIDTH), count) == pytest.approx(expected)
-    assert speedup(1.0, Costs(0.5, ONE_WIDTH), 4) == pytest.approx(5 / 3)
+        assert speedup(acceptance, RelativeCosts(cost, ONE_WIDTH), count) == pytest.approx(expected)
+    assert speedup(1.0, RelativeCosts(0.5, ONE_WIDTH), 4) == pytest.approx(5 / 3)
 
 
 def test_the_best_number_of_tokens_falls_with_acceptance_and_with_the_cost_of_wide_passes() -> None:
-    free, full = Costs(0.05, ONE_WIDTH), Costs(0.05, {1: 1.0, 8: 3.0, 64: 24.0})
+    free, full = RelativeCosts(0.05, ONE_WIDTH), RelativeCosts(0.05, {1: 1.0, 8: 3.0, 64: 24.0})
     assert best_num_tokens(0.9, free)[0] > best_num_tokens(0.6, free)[0] > 0
     assert best_num_tokens(0.9, full)[0] < best_num_tokens(0.9, free)[0]
-    assert best_num_tokens(0.3, Costs(0.9, ONE_WIDTH)) == (0, 1.0)
+    assert best_num_tokens(0.3, RelativeCosts(0.9, ONE_WIDTH)) == (0, 1.0)
 
 
 def test_a_drafter_that_seldom_has_something_to_propose_gains_less() -> None:
-    often, seldom = (speedup(0.8, Costs(0.0, ONE_WIDTH), 4, coverage) for coverage in (1.0, 0.2))
+    often, seldom = (speedup(0.8, RelativeCosts(0.0, ONE_WIDTH), 4, coverage) for coverage in (1.0, 0.2))
     assert often > seldom > 1
-    assert speedup(0.8, Costs(0.0, ONE_WIDTH), 4, 0.0) == 1
+    assert speedup(0.8, RelativeCosts(0.0, ONE_WIDTH), 4, 0.0) == 1
 
 
 def test_the_acceptance_that_is_needed_gives_the_wanted_speedup() -> None:
-    costs = Costs(0.3, ONE_WIDTH)
+    costs = RelativeCosts(0.3, ONE_WIDTH)
     needed = needed_acceptance(costs, 1.1)
     assert needed is not None
     assert best_num_tokens(needed, costs)[1] >= 1.1 > best_num_tokens(needed - 0.01, costs)[1]
-    assert needed_acceptance(Costs(2.0, ONE_WIDTH), 1.1) is None
+    assert needed_acceptance(RelativeCosts(2.0, ONE_WIDTH), 1.1) is None
 
 
 @pytest.mark.parametrize(
@@ -618,8 +618,8 @@ def test_without_a_draft_only_drafters_that_need_none_are_tried(tmp_path: Path) 
     assert "--draft" in found.left_out["two-level"]
 
 
-def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = (), rereads: bool = False) -> str:
-    asked = Asked(num_rows=20, num_asked=20, num_too_long=2, num_shortened=0, graded=True, why_not_graded=None)
+def advice_text(found: Advice, *loads: LoadFindings, trials: Iterable[Trial] = (), rereads: bool = False) -> str:
+    asked = PromptCounts(num_rows=20, num_asked=20, num_too_long=2, num_shortened=0, graded=True, why_not_graded=None)
     memory = Memory(target_bytes=2**30, draft_bytes=2**29)
     return " ".join(sentences(found, loads, list(trials), memory, asked, rereads=rereads))
 
@@ -629,7 +629,7 @@ def advice(policy: str, **changes: Any) -> Advice:
     return Advice(**{**fields, "policy": policy, "policy_text": "", "reasons": [], "sentences": []} | changes)
 
 
-def distant(way_s: float, acceptance: float = 0.9, *, draft_s: float = 1e-3) -> Load:
+def distant(way_s: float, acceptance: float = 0.9, *, draft_s: float = 1e-3) -> LoadFindings:
     """Return a load whose steps have 10 tokens: the target writes one in 100 ms and reads it in 10 ms."""
     near = load(steps(step_acceptance=acceptance, step_tokens=10.0))
     draft = ModelCosts(read_s=None, write_s=draft_s, round_trip_s=way_s)
@@ -687,7 +687,7 @@ def test_the_round_trip_of_a_server_is_measured_with_its_costs() -> None:
     assert found.draft is not None
     assert (found.target.round_trip_s, found.draft.round_trip_s) == (None, 0.02)
     stored = found.model_dump(exclude={"target": {"round_trip_s"}, "draft": {"round_trip_s"}})
-    assert LoadCosts.model_validate(stored).draft is not None, "files from before the round trip was measured"
+    assert PairCosts.model_validate(stored).draft is not None, "files from before the round trip was measured"
 
 
 def test_advice_for_several_loads_says_up_to_which_it_pays() -> None:

@@ -18,7 +18,7 @@ from evals.bench.__main__ import FOLDER, app, summaries
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
-from evals.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
+from evals.bench.exactness import MIN_P, Exactnesses, Parted, homogeneity
 from evals.bench.gpu_probe import SECTIONS
 from evals.bench.loads import Loads, loads_block
 from evals.bench.overhead import Overheads
@@ -27,10 +27,10 @@ from evals.bench.published import PublishedProcedure
 from evals.bench.same_texts import ask, compare, same_texts_block
 from evals.bench.size import code_lines
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import Usage
+from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
 from stepspec.loop.policy import load_policy
 
@@ -246,7 +246,7 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
     chi_square, p_value = homogeneity(40 * ["a", "b"], 40 * ["a", "b", "b"])
     assert p_value == pytest.approx(0.02, abs=0.015)
     assert chi_square == pytest.approx(5.56, abs=0.1)
-    assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < LEAST_P
+    assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < MIN_P
 
 
 def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ def test_the_published_procedure_ends_as_its_script_does(
                 step = fields["messages"][1]["content"].removeprefix("<think>").rpartition("\n\n")[2]
                 return SimpleNamespace(text=str(DRAFTED[step]))
             if address is self.draft:
-                return SimpleNamespace(text=next(remaining), usage=Usage(completion_tokens=4))
+                return SimpleNamespace(text=next(remaining), usage=ServerUsage(completion_tokens=4))
             return SimpleNamespace(
-                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=Usage()
+                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=ServerUsage()
             )
 
     servers = Address("http://127.0.0.1:1/v1"), Address("http://127.0.0.1:2/v1")

@@ -24,9 +24,9 @@ from stepspec.base.files import data_folder, list_data_files
 from stepspec.chat.prompts import problem_prompt, prompt_version
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
-from stepspec.evaluation.running import load_benchmark, load_problems
-from stepspec.evaluation.running.data import SUFFIXES, content_line
-from stepspec.evaluation.running.reading import ProblemSet
+from stepspec.evaluation.run import load_benchmark, load_problems
+from stepspec.evaluation.run.data import SUFFIXES, content_line
+from stepspec.evaluation.run.problem_reader import ProblemSet
 
 ROOT = Path(__file__).parents[1]
 GSM8K = ROOT / "evals" / "data" / "gsm8k-test.jsonl.gz"
@@ -307,7 +307,7 @@ def test_every_split_of_gsm_mini_ships_and_a_damaged_file_is_refused(
     found = load_problems(benchmark, None, None).problems
     assert [each.id for each in found] == [f"gsm-mini-2/{split}/{place}" for place in range(number)]
     file = data_folder("evals") / "data" / f"gsm-mini-{split}.jsonl.gz"
-    monkeypatch.setattr("stepspec.evaluation.running.problems.data_folder", lambda kind: tmp_path)
+    monkeypatch.setattr("stepspec.evaluation.run.problems.data_folder", lambda kind: tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / file.name).write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UsageError, match=r"is missing or damaged. Install stepspec again."):
@@ -448,7 +448,7 @@ def test_answers_of_aime_lose_their_leading_zeros(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from stepspec.errors import UsageError
-from stepspec.evaluation.running import load_benchmark, load_problems
+from stepspec.evaluation.run import load_benchmark, load_problems
 for name in sys.argv[1:]:
     try:
         loaded = load_problems(load_benchmark(name)[1], None, 2)

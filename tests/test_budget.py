@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.files import package_folder
 from stepspec.loop.policy import Policy, load_policy

@@ -11,27 +11,41 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli import app
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watcher, calibrate, load_task
-from stepspec.evaluation.calibrate.calibrating import calibration_split
-from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
+from stepspec.evaluation.calibrate import (
+    Budget,
+    Calibrated,
+    CalibrationPlan,
+    CalibrationWatcher,
+    Sizes,
+    calibrate,
+    load_task,
+)
+from stepspec.evaluation.calibrate.fixed_sequence import (
+    LossLimits,
+    by_problem,
+    certified_settings,
+    problems_needed,
+    status_of,
+)
+from stepspec.evaluation.calibrate.policy_file import calibration_split
 from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.records import PolicyRecord
 from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
-from stepspec.evaluation.running import Local, load_benchmark
+from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, read_run, read_summary
 from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.policy import Policy, SalvageTable, load_policy
 from stepspec.loop.step import Done
 
 SMALL = Sizes(recorded=4, least_recorded=4, chunk=8, timed=2, timed_chunk=2)
-SILENT = Watcher(lambda title: None, lambda row, done, total: None, lambda words: None)
+SILENT = CalibrationWatcher(lambda title: None, lambda row, done, total: None, lambda words: None)
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -39,7 +53,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 async def calibrated(
-    folder: Path, plan: Plan, data: Path | None = None, at_most: float | None = None
+    folder: Path, plan: CalibrationPlan, data: Path | None = None, at_most: float | None = None
 ) -> tuple[Calibrated, str]:
     """Calibrate `two-level` for the embedded pair."""
     async with Local(load_pair(notes=False)) as executor:
@@ -53,7 +67,7 @@ async def calibrated(
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Calibrated, str]:
     """A calibration with a limit so large that it certifies something."""
     folder = tmp_path_factory.mktemp("calibration") / "run"
-    plan = Plan(max_loss=0.9, max_problems=20, concurrency=4)
+    plan = CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4)
     return folder, *asyncio.run(calibrated(folder, plan))
 
 
@@ -187,7 +201,7 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture) -> None
 def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, str]) -> None:
     folder, results, _ = found
     before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
-    again = asyncio.run(calibrated(folder, Plan(max_loss=0.9, max_problems=20, concurrency=4), at_most=0.3))
+    again = asyncio.run(calibrated(folder, CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4), at_most=0.3))
     policy = Policy.model_validate(tomllib.loads(again[1]))
     shipped = load_policy("two-level")[0]
     assert policy.at(0.3).certificate not in (None, shipped.at(0.3).certificate)
@@ -195,7 +209,7 @@ def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, 
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
     assert again[0].path == results.path
     with pytest.raises(UsageError, match="with another max_loss"):
-        asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=20, concurrency=4)))
+        asyncio.run(calibrated(folder, CalibrationPlan(max_loss=0.2, max_problems=20, concurrency=4)))
 
 
 def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
@@ -234,7 +248,7 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
         lines.append(json.dumps({"question": question}))
     data = tmp_path / "prompts.jsonl"
     data.write_text("\n".join(lines))
-    plan = Plan(max_loss=0.9, max_problems=20, measure="agreement", max_tokens=96, concurrency=4)
+    plan = CalibrationPlan(max_loss=0.9, max_problems=20, measure="agreement", max_tokens=96, concurrency=4)
     results, text = asyncio.run(calibrated(tmp_path / "run", plan, data))
     tested = results.path[0]
     assert tested.target_accuracy == 1.0, "at temperature 0 the target agrees with itself"
@@ -284,7 +298,7 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
 
 
 def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
-    limits = Limits(0.05, 0.95, 300)
+    limits = LossLimits(0.05, 0.95, 300)
     good, bad = np.zeros(300), np.repeat([1.0, 0.0], 150)
     assert status_of(good, limits) == "certified"
     assert status_of(bad, limits) == "loses more"
@@ -298,12 +312,12 @@ def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
 
 def test_the_number_of_problems_that_would_suffice_is_about_right() -> None:
     rng = np.random.default_rng(0)
-    limits = Limits(0.01, 0.95, 6000)
+    limits = LossLimits(0.01, 0.95, 6000)
     losses = rng.choice([1.0, 0.0, -1.0], 800, p=[0.01, 0.98, 0.01])
     needed = problems_needed(losses, limits)
     assert needed is not None
     more = rng.choice([1.0, 0.0, -1.0], (40, 4 * needed), p=[0.01, 0.98, 0.01])
-    certified = [status_of(each, Limits(0.01, 0.95, needed)) == "certified" for each in more]
+    certified = [status_of(each, LossLimits(0.01, 0.95, needed)) == "certified" for each in more]
     assert np.mean(certified) > 0.7
     assert problems_needed(np.ones(10), limits) is None
 

@@ -17,7 +17,7 @@ from scripted import PROMPT, Opinion, Play, Reply, Stage
 from test_family_runs import VirtualLoop
 
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.run import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
@@ -254,7 +254,7 @@ async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer
 
 
 async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.pace.MOST_REREAD", 64)
+    monkeypatch.setattr("stepspec.loop.pace.MAX_REREAD", 64)
     stage = reading_again(ONE, TWO, END, writes=(ANSWER,))
     play = await stage.play()
     assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]

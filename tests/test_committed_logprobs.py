@@ -7,7 +7,7 @@ import torch
 from scripted import ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, StepSpec
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.errors import EngineError, TargetError, UsageError
 from stepspec.loop.request import Request
 from stepspec.mini import WEIGHTS

@@ -15,7 +15,7 @@ from stepspec.engines.thinking import ThinkingFormat
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.cells import times
-from stepspec.evaluation.stats import Candidate, Paired, corrected_confidence, fastest
+from stepspec.evaluation.stats import MatchedPolicy, Paired, corrected_confidence, fastest
 from stepspec.loop.policy import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ RUNS = sorted((ROOT / "evals" / "results").rglob("summary.json"))
 def test_the_verdict_of_a_stored_run_follows_from_its_lost_and_won_problems(file: Path) -> None:
     ((run, summary),) = read_results(file.parent)
     others = {name: each for name, each in summary.policies.items() if name != BASELINE}
-    confidence, claims = corrected_confidence(sum(not run.is_exact(name) for name in others)), list[Candidate]()
+    confidence, claims = corrected_confidence(sum(not run.is_exact(name) for name in others)), list[MatchedPolicy]()
     for name, each in others.items():
         assert each.lost is not None
         assert each.won is not None
@@ -70,7 +70,7 @@ def test_the_verdict_of_a_stored_run_follows_from_its_lost_and_won_problems(file
         )
         assert pair.loss_upper() == pytest.approx(each.accuracy_loss_upper95)
         together = each.throughput if summary.concurrency > 1 else None
-        claim = Candidate(
+        claim = MatchedPolicy(
             name,
             each.speedup_vs_target,
             each.speedup_vs_target_ci,

@@ -23,19 +23,19 @@ pytest.importorskip("ray", reason="ray is not installed")
 import ray
 
 from evals.bench.service.script import Script, scripted_pair
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.cli import app
 from stepspec.errors import EngineError, ModelError, TargetError, UsageError
 from stepspec.evaluation.benchmark import asked
 from stepspec.evaluation.grade import Grade
 from stepspec.evaluation.records import Node, ResultRow, RunRecord, Summary
-from stepspec.evaluation.running import (
+from stepspec.evaluation.run import (
     Evaluation,
     Executor,
     Grader,
     Keeping,
     Local,
-    Settings,
+    RunSettings,
     conditions,
     fit_policies,
     load_benchmark,
@@ -43,7 +43,7 @@ from stepspec.evaluation.running import (
     load_problems,
     summarise,
 )
-from stepspec.evaluation.running.on_ray import (
+from stepspec.evaluation.run.on_ray import (
     About,
     Cluster,
     Models,
@@ -54,8 +54,8 @@ from stepspec.evaluation.running.on_ray import (
     _completed,
     connected,
 )
-from stepspec.evaluation.running.runner import make_row
-from stepspec.evaluation.running.schedule import Job, JobBlock
+from stepspec.evaluation.run.runner import make_row
+from stepspec.evaluation.run.schedule import Job, JobBlock
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, iter_traces, says
 
 NUM_PROBLEMS = 2
@@ -74,7 +74,7 @@ async def evaluated(executor: Executor, folder: Path, num_problems: int = NUM_PR
     problems = load_problems(benchmark, None, num_problems)
     async with executor:
         fitted = await executor.call(partial(fit_policies, load_policies(["target", "token", STEPS])))
-        settings = Settings(temperature=0.0, max_tokens=60)
+        settings = RunSettings(temperature=0.0, max_tokens=60)
         make = partial(conditions, name, benchmark, problems, fitted.policies, settings)
         task = Evaluation(
             await executor.call(make),
@@ -165,7 +165,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.MAX_RETRIES", 1)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.MAX_RETRIES", 1)
     cluster = replace(cluster, workers=1)
 
     # Functions inside this one, because workers cannot import this file.
@@ -194,14 +194,14 @@ def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, monkeypatc
     asyncio.run(call_all())
     with pytest.raises(ModelError, match="There is no folder"):
         asyncio.run(load(cluster))
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ROOM_S", 1.0)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.ROOM_S", 1.0)
     with pytest.raises(NoRoomError, match="The cluster has no room for a worker"):
         asyncio.run(load(replace(cluster, cpus=1000)))
     assert no_worker_is_left()
 
 
 def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.REACH_S", 0.2)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.REACH_S", 0.2)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
     for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini", "--split", "train"), ("advise", "--data", prompts)):
@@ -215,7 +215,7 @@ def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_server_that_is_not_ray_is_refused_within_seconds(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.REACH_S", 0.5)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.REACH_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -272,7 +272,7 @@ async def evaluated_by(*num_blocks: int, folder: Path, monkeypatch: pytest.Monke
     """Evaluate two problems with one worker for each number of blocks, after which it is lost."""
     monkeypatch.setattr(ray, "kill", lambda actor: None)
     monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ROOM_S", 0.05)
+    monkeypatch.setattr("stepspec.evaluation.run.on_ray.ROOM_S", 0.05)
     problems = make_problems(2)
     run = make_run(problems)
     executor = OnRay(Cluster("local", len(num_blocks), 1, 0), partial(load_pair, notes=False))

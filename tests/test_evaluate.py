@@ -19,17 +19,17 @@ import pytest
 from scripted import ScriptedEngine, WordTokenizer
 from scripted_runs import POLICIES, Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.base.files import list_data_files
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.machine import Processors
 from stepspec.evaluation.records import Block, Node, ResultRow, RunRecord, Summary, Trace
-from stepspec.evaluation.running import (
+from stepspec.evaluation.run import (
     Keeping,
     Part,
     RunFolder,
-    Settings,
+    RunSettings,
     conditions,
     evaluate,
     load_benchmark,
@@ -38,9 +38,9 @@ from stepspec.evaluation.running import (
     merge,
     summarise,
 )
-from stepspec.evaluation.running.results import MAX_FAILURES_IN_A_ROW
-from stepspec.evaluation.running.runner import WARM_UP_QUESTION
-from stepspec.evaluation.running.schedule import balanced_orders, rounds, seed_of
+from stepspec.evaluation.run.results import MAX_FAILURES_IN_A_ROW
+from stepspec.evaluation.run.runner import WARM_UP_QUESTION
+from stepspec.evaluation.run.schedule import balanced_orders, rounds, seed_of
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
 from stepspec.loop.step import Result, Step, Times
 
@@ -660,7 +660,7 @@ def test_conditions_record_where_figures_come_from() -> None:
     name, benchmark = load_benchmark("gsm-mini")
     problems = load_problems(benchmark, None, 2)
     policies = load_policies(["target", "exact", "specreason"])
-    settings = Settings(temperature=0.7, num_repeats=3)
+    settings = RunSettings(temperature=0.7, num_repeats=3)
     engine = ScriptedEngine(WordTokenizer(), [], name="target")
     run = conditions(name, benchmark, problems, policies, settings, Pair(engine, None))
     assert (run.num_repeats, run.grader, run.policies["target"].kind) == (3, "integer", "target")

@@ -20,6 +20,7 @@ from stepspec.evaluation.export import export
 from stepspec.evaluation.records import (
     Block,
     EngineRecord,
+    ModelUsage,
     PolicyRecord,
     Record,
     ResultRow,
@@ -28,7 +29,6 @@ from stepspec.evaluation.records import (
     TimeRecord,
     TokenRecord,
     Trace,
-    Usage,
 )
 from stepspec.evaluation.runs import output_sha256
 
@@ -291,7 +291,7 @@ def test_a_log_of_inspect_adds_up_usage_and_ends_after_the_policy_s_own_time(run
     stats = read_inspect(tmp_path / "without", "step_spec")["stats"]
     assert stats["model_usage"]["stepspec/org/big-model+step_spec"]["total_tokens"] == 48
     assert (stats["started_at"], stats["completed_at"]) == ("2026-01-02T03:04:05+00:00", "2026-01-02T03:04:09+00:00")
-    usage = {"target": Usage(prompt_tokens=10, cached_tokens=4, generated_tokens=3)}
+    usage = {"target": ModelUsage(prompt_tokens=10, cached_tokens=4, generated_tokens=3)}
     blocks = [Block(policy="step_spec", jobs=[], wall_s=30.0, committed_tokens=0, usage=usage) for _ in range(2)]
     write_lines(run_folder / "blocks.jsonl", blocks)
     export(run_folder, "inspect", tmp_path / "with")

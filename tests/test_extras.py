@@ -18,11 +18,11 @@ MODULES = {
     "stepspec.engines.torch_engine": "torch",
     "stepspec.engines.vllm_engine": "vllm",
     "stepspec.evaluation.stats": "eval",
-    "stepspec.evaluation.running": "eval",
+    "stepspec.evaluation.run": "eval",
     "stepspec.evaluation.advise": "eval",
     "stepspec.evaluation.compare": "eval",
-    "stepspec.sizing.simulation": "size",
-    "stepspec.sizing.measurement": "size",
+    "stepspec.capacity.simulation": "size",
+    "stepspec.capacity.measurement": "size",
 }
 COMMANDS = {
     "run What? --target torch:x --policy target": "torch",

@@ -19,7 +19,7 @@ from random_judge import RandomJudge
 from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
 
 from stepspec.chat.events import AnswerDelta
-from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
+from stepspec.engines.protocol import Generate, TokenChunk, Verification, Verify
 from stepspec.errors import EngineError, StepSpecError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.families.route import CHECK_STEPS
@@ -118,7 +118,7 @@ class Erratic(ScriptedEngine):
     verifying: Meter
     num_delivered = 0
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         with self.generating.open():
             async with aclosing(super().generate(call)) as chunks:
                 async for chunk in chunks:

@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 from scripted import ScriptedEngine, WordTokenizer
 
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import EVERYTHING, Ability, DrafterName
 from stepspec.errors import UsageError
-from stepspec.evaluation.running import fit_policies, load_policies
+from stepspec.evaluation.run import fit_policies, load_policies
 from stepspec.loop.policy import Policy, load_policy
 
 OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]

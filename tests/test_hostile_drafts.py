@@ -17,8 +17,8 @@ from scripted import PLAIN_TEMPLATE, ScriptedEngine, WordTokenizer
 from thinking_families import FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.engines.protocol import Chunk, Generate, Sampling, Verification, Verify
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.protocol import Generate, Sampling, TokenChunk, Verification, Verify
+from stepspec.engines.stops import StopMatcher
 from stepspec.loop.families import FAMILIES as POLICY_FAMILIES
 from stepspec.loop.request import Request
 from stepspec.loop.step import Result
@@ -77,10 +77,10 @@ class Recording(ScriptedEngine):
         """Record that it writes an id after some ids."""
         self.record.add((hash((*ids,)), id))
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         ids = [*call.prompt.since(0), *call.after]
         self._check_room(len(ids) + 1)
-        watch = StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopMatcher(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
         rng, chunk, end = random.Random(hash((*ids,))), list[int](), None
         while end is None:
             id = self.next_id(ids)
@@ -90,7 +90,7 @@ class Recording(ScriptedEngine):
             end = watch.feed(id)
             if end is not None or rng.random() < 0.3:
                 await asyncio.sleep(0)
-                yield Chunk(tuple(chunk), end)
+                yield TokenChunk(tuple(chunk), end)
                 chunk = []
 
     async def verify(self, call: Verify) -> Verification:
@@ -124,9 +124,9 @@ class Hostile(ScriptedEngine):
     rng: random.Random
     share: float
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         ids, written, end = [*call.prompt.since(0), *call.after], list[int](), None
-        watch = StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopMatcher(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
         same = self.target.tokenizer is self.tokenizer
         while end is None:
             honest = same and self.rng.random() < self.share
@@ -137,7 +137,7 @@ class Hostile(ScriptedEngine):
         await asyncio.sleep(0)
         details = tuple(-self.rng.random() for _ in written)
         entropies = tuple(-2 * each for each in details)
-        yield Chunk(tuple(written), end, logprobs=details, entropies=entropies, margins=details)
+        yield TokenChunk(tuple(written), end, logprobs=details, entropies=entropies, margins=details)
 
 
 async def play(seed: int) -> tuple[Result, Request, Recording]:

@@ -21,9 +21,9 @@ from scripted import WordTokenizer
 
 from stepspec.engines.protocol import Probe, Verification
 from stepspec.errors import ModelError, UsageError
+from stepspec.loop.judge import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
 from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
-from stepspec.loop.judging import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Verdict
 
@@ -445,7 +445,7 @@ def test_a_faulty_judge_of_an_installed_package_is_refused_in_a_sentence(
         def load(self) -> Any:
             return found
 
-    monkeypatch.setattr("stepspec.loop.judging._installed", lambda: {"broken": Point()})
+    monkeypatch.setattr("stepspec.loop.judge._installed", lambda: {"broken": Point()})
     assert "broken" in judge_kinds()
     file = tmp_path / "mine.toml"
     table = f'[[judges]]\nkind = "broken"\nhow = "{how}"\n'

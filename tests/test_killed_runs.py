@@ -12,7 +12,7 @@ import pytest
 from run_part import make_expansions
 from scripted_runs import POLICIES
 
-from stepspec.evaluation.running import merge
+from stepspec.evaluation.run import merge
 from stepspec.evaluation.runs import iter_rows, iter_traces, part_files
 
 NUM_PROBLEMS = 200

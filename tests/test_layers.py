@@ -196,6 +196,60 @@ def test_a_library_is_imported_only_where_the_table_allows_it(library: str) -> N
     assert found <= {*OWNERS[library]}
 
 
+FIELD_WORDS = {"sampling", "tracing", "thinking"}
+
+
+def test_files_are_named_with_nouns() -> None:
+    for module, path in MODULES.items():
+        if part_of(module) == "cli":  # named as the commands
+            continue
+        judges = module.startswith("stepspec.loop.judges.")  # named by their `kind`
+        assert judges or not path.stem.endswith("ing") or path.stem in FIELD_WORDS, path
+        assert not path.parent.name.endswith("ing"), path
+
+
+def test_a_class_name_is_unique() -> None:
+    """Also without regard to case and a leading underscore."""
+    found: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.strip("_").lower(), []).append(f"{module}.{node.name}")
+    assert [names for names in found.values() if len(names) > 1] == []
+
+
+ALLOWED = {
+    "_replace": "namedtuple",
+    "_asdict": "namedtuple",
+    "_fields": "namedtuple",
+    "_make": "namedtuple",
+    "_exit": "os",
+    "_modules": "torch: a copy of a module with other parts that shares the weights",
+    "_reorder_linear_weight": "torch: packs a weight for oneDNN; there is no public operation",
+    "_linear_pointwise": "torch: multiplies with a packed weight",
+    "_attn_implementation": "transformers: the attention that a configuration selects",
+}
+"""Attributes with an underscore of objects that are not stepspec's, and why they are used."""
+
+
+def foreign_attributes(tree: ast.AST) -> set[str]:
+    """Return the attributes with an underscore of other objects than `self`, `cls` and `super()`."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and ast.unparse(node.value) not in {"self", "cls", "super()"}
+    }
+
+
+def test_no_attribute_with_an_underscore_of_another_object_is_touched() -> None:
+    found = {module: foreign_attributes(parsed(path)) - ALLOWED.keys() for module, path in MODULES.items()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert foreign_attributes(ast.parse("other._a = self._b + self.c._d + super()._e + cls._f")) == {"_a", "_d"}
+
+
 def test_importing_stepspec_loads_no_heavy_library() -> None:
     program = f"import sys, stepspec; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     command = [sys.executable, "-c", program]

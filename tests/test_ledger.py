@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from stepspec.engines.protocol import Chunk
+from stepspec.engines.protocol import TokenChunk
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.step import Counts
 
@@ -55,8 +55,8 @@ def test_a_step_may_be_drafted_while_waste_stays_within_the_committed_tokens_and
 
 def test_a_target_call_adds_its_passes_and_its_token_level_counts() -> None:
     ledger = Ledger(10)
-    ledger.add_target_call(Chunk((1, 2), "length", passes=2, drafted=6, accepted=1))
-    ledger.add_target_call(Chunk((3,), "length", passes=1))
+    ledger.add_target_call(TokenChunk((1, 2), "length", passes=2, drafted=6, accepted=1))
+    ledger.add_target_call(TokenChunk((3,), "length", passes=1))
     counts = ledger.counts
     assert (counts.target_passes, counts.token_drafted, counts.token_accepted) == (3, 6, 1)
 

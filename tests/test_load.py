@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stepspec.loop.load import EPOCH_S, LEAST_TOKENS, LoadChoice
+from stepspec.loop.load import EPOCH_S, MIN_TOKENS, LoadChoice
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Clock:
     def try_steps(self, *requests: str) -> str:
         """Let requests speculate until the first of them should not. Return it."""
         assert all(self.choice.speculates(request) for request in requests)
-        return next(request for request in 20 * requests if not self.commit(request, LEAST_TOKENS, EPOCH_S))
+        return next(request for request in 20 * requests if not self.commit(request, MIN_TOKENS, EPOCH_S))
 
     @property
     def counted(self) -> tuple[float, float]:
@@ -203,8 +203,8 @@ def test_what_the_draft_reads_first_after_a_change_does_not_count() -> None:
     with clock.choice.request("a"), clock.choice.request("b"):
         clock.try_steps("a", "b")
         while not clock.choice._speculating:
-            clock.commit("a", LEAST_TOKENS, EPOCH_S)
-            clock.commit("b", LEAST_TOKENS, 0)
+            clock.commit("a", MIN_TOKENS, EPOCH_S)
+            clock.commit("b", MIN_TOKENS, 0)
         clock.choice.speculates("a")
         clock.choice.speculates("b")
         for num_tokens, seconds in [(10, 5.0), (100, 1.0)]:

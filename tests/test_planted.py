@@ -15,7 +15,7 @@ from scripted_runs import make_problems, make_run
 
 from stepspec.evaluation.records import ResultRow, Summary, TimeRecord, TokenRecord
 from stepspec.evaluation.report import markdown_report
-from stepspec.evaluation.running import summarise
+from stepspec.evaluation.run import summarise
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from scripted_runs import Script, answer_right, make_problems, make_run, play
 from evals.bench import presets
 from evals.training.gsm_mini import load_split
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.cli.eval import DEFAULT_POLICIES
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import PolicySummary

@@ -20,7 +20,7 @@ from evals.bench.service.replicas import processes, ray_command, under_kill
 from stepspec.errors import UsageError
 from stepspec.serve.keys import ENVIRONMENT, Rates
 from stepspec.serve.keys import Client as KeyClient
-from stepspec.serve.merging import merged_metrics
+from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.ray import Arguments, Board, Front, app
 
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]

@@ -17,7 +17,7 @@ from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import PairScope
 from stepspec.client import RemoteStepSpec
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
-from stepspec.loop.judging import Evidence, Judge
+from stepspec.loop.judge import Evidence, Judge
 from stepspec.loop.step import Done, Event
 
 pytestmark = pytest.mark.anyio

@@ -16,13 +16,13 @@ from evals.bench.service.client import Client, chat_request
 from evals.bench.service.process import scripted_command, started
 from evals.bench.service.script import Script
 from evals.bench.service.sizing import Compared, SizingCheck, use
+from stepspec.capacity.costs import Costs, LoadCosts, read_costs
+from stepspec.capacity.measurement import chat_body, load_costs, make_client, thinned
+from stepspec.capacity.plan import Requirements, Sizing, alone_p95_s, plan_agents, plan_gpus
+from stepspec.capacity.simulation import ReplicaSpeed, SimulatedReplica, SimulatedService, Station, replica_of, simulate
+from stepspec.capacity.tables import _split, placement
 from stepspec.cli import app
 from stepspec.errors import UsageError
-from stepspec.sizing.costs import Costs, LoadCosts, read_costs
-from stepspec.sizing.measurement import chat_body, load_costs, make_client, thinned
-from stepspec.sizing.planning import Sizing, Wanted, alone_p95_s, plan_agents, plan_gpus
-from stepspec.sizing.simulation import Replica, Setting, Speed, Station, replica_of, simulate
-from stepspec.sizing.tables import _split, placement
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
 EXPONENTIAL = [-math.log(1 - (number + 0.5) / 1000) for number in range(1000)]
@@ -36,8 +36,8 @@ SLACK_S = 0.5
 
 @pytest.fixture(autouse=True)
 def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.sizing.simulation.MIN_REQUESTS", 3000)
-    monkeypatch.setattr("stepspec.sizing.planning.LAST_REQUESTS", 6000)
+    monkeypatch.setattr("stepspec.capacity.simulation.MIN_REQUESTS", 3000)
+    monkeypatch.setattr("stepspec.capacity.plan.LAST_REQUESTS", 6000)
 
 
 def exact_shares(agents: int, think_s: float, servers: int) -> list[float]:
@@ -80,9 +80,9 @@ def changed(**fields: Any) -> str:
 
 @pytest.mark.parametrize(("agents", "servers"), [(5, 1), (12, 1), (30, 1), (30, 4)])
 def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> None:
-    speed = Speed([(float(number), float(number)) for number in range(1, servers + 1)])
-    replica = Replica(EXPONENTIAL, speed, max_running=servers if servers > 1 else agents)
-    found = simulate(Setting(agents, 10.0, 1, replica), seed=1, requests=30_000)
+    speed = ReplicaSpeed([(float(number), float(number)) for number in range(1, servers + 1)])
+    replica = SimulatedReplica(EXPONENTIAL, speed, max_running=servers if servers > 1 else agents)
+    found = simulate(SimulatedService(agents, 10.0, 1, replica), seed=1, requests=30_000)
     assert found.requests_per_s == pytest.approx(exact_requests_per_s(agents, 10.0, servers), rel=0.02)
     assert found.mean_s == pytest.approx(agents / found.requests_per_s - 10.0, rel=0.1)  # Little's formula
 
@@ -90,7 +90,9 @@ def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> Non
 def test_queue_and_percentiles_are_those_of_the_exact_model() -> None:
     """One request at a time in the order of arrival: one that finds n others takes n + 1 exponential times."""
     shares, found_by_arrivals = exact_shares(20, 20.0, 1), exact_shares(19, 20.0, 1)
-    found = simulate(Setting(20, 20.0, 1, Replica(EXPONENTIAL, Speed(ALONE), 1)), seed=1, requests=60_000)
+    found = simulate(
+        SimulatedService(20, 20.0, 1, SimulatedReplica(EXPONENTIAL, ReplicaSpeed(ALONE), 1)), seed=1, requests=60_000
+    )
     assert found.busy == pytest.approx(1 - shares[0], rel=0.02)
     assert found.running == pytest.approx(1 - shares[0], rel=0.02)
     assert found.waiting == pytest.approx(sum((n - 1) * share for n, share in enumerate(shares) if n), rel=0.05)
@@ -105,7 +107,7 @@ def test_queue_and_percentiles_are_those_of_the_exact_model() -> None:
 
 def test_figures_of_a_plan_follow_their_definitions() -> None:
     loads = [load(number, speed, EXPONENTIAL, cpu_ms={"service": 200.0}) for number, speed in SHARED]
-    found, wanted = costs(loads=loads), Wanted(10.0, 6.0, 4)
+    found, wanted = costs(loads=loads), Requirements(10.0, 6.0, 4)
     plan = plan_agents(found, wanted, 100)
     simulated = plan.simulated
     replica = replica_of(found, 4)
@@ -114,19 +116,19 @@ def test_figures_of_a_plan_follow_their_definitions() -> None:
     assert plan.loads["controller"] == pytest.approx(simulated.requests_per_s * 0.2 / simulated.replicas)
     assert plan.cores == math.ceil(simulated.requests_per_s * 0.2 / 0.7)
     assert plan.network_bytes_per_s == pytest.approx(simulated.requests_per_s * 2000)
-    assert plan_agents(found, Wanted(10.0, 6.0, 4, seed=5), 100).simulated.p95_s != simulated.p95_s
+    assert plan_agents(found, Requirements(10.0, 6.0, 4, seed=5), 100).simulated.p95_s != simulated.p95_s
     unknown = costs(memory={"target": {"cache_bytes_per_token": 1000.0}, "draft": {}})
     assert plan_agents(unknown, wanted, 4).cache_bytes is None
 
 
 def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (plan_gpus(costs(), Wanted(10.0, 6.0, 4), gpus).simulated for gpus in (8, 800))
+    few, many = (plan_gpus(costs(), Requirements(10.0, 6.0, 4), gpus).simulated for gpus in (8, 800))
     assert many.agents / few.agents == pytest.approx(100, rel=0.1)
     assert few.p95_s <= 6.0
     assert many.p95_s <= 6.0
-    monkeypatch.setattr("stepspec.sizing.planning.MAX_AGENTS", 20)
-    monkeypatch.setattr("stepspec.sizing.tables.MAX_AGENTS", 20)
-    plan = plan_gpus(costs(), Wanted(10.0, 6.0, 4), 8)
+    monkeypatch.setattr("stepspec.capacity.plan.MAX_AGENTS", 20)
+    monkeypatch.setattr("stepspec.capacity.tables.MAX_AGENTS", 20)
+    plan = plan_gpus(costs(), Requirements(10.0, 6.0, 4), 8)
     assert plan.simulated.agents == 20
     about = {"costs": costs(), "think_s": 10.0, "p95_s": 6.0, "max_running": 4, "gpus_per_replica": 1, "seed": 0}
     (sentence,) = (each for each in placement(Sizing(**about, plans=[], gpus=8, for_gpus=plan)) if "can serve" in each)
@@ -135,9 +137,9 @@ def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch:
 
 def test_huge_numbers_take_no_longer() -> None:
     found = costs()
-    plan = plan_agents(found, Wanted(10.0, 6.0, max_running=10**12), 30)
-    assert plan.simulated == plan_agents(found, Wanted(10.0, 6.0, max_running=30), 30).simulated
-    assert plan_gpus(found, Wanted(0.0, 6.0, 4), 10**9).simulated.agents == 1_000_000
+    plan = plan_agents(found, Requirements(10.0, 6.0, max_running=10**12), 30)
+    assert plan.simulated == plan_agents(found, Requirements(10.0, 6.0, max_running=30), 30).simulated
+    assert plan_gpus(found, Requirements(0.0, 6.0, 4), 10**9).simulated.agents == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -163,30 +165,30 @@ def test_costs_with_a_model_on_a_server_say_so() -> None:
 
 
 def test_replicas_split_the_requests_and_a_station_bounds_them() -> None:
-    replica = Replica([1.0], Speed(ALONE), 1)
-    alone, many = (simulate(Setting(8 * count, 1.0, count, replica)) for count in (1, 8))
+    replica = SimulatedReplica([1.0], ReplicaSpeed(ALONE), 1)
+    alone, many = (simulate(SimulatedService(8 * count, 1.0, count, replica)) for count in (1, 8))
     assert alone.requests_per_s == pytest.approx(1.0, rel=0.01)
     assert many.requests_per_s == pytest.approx(8.0, rel=0.02)
-    slow = simulate(Setting(64, 1.0, 8, replica, [Station(0.25, 1)]))
+    slow = simulate(SimulatedService(64, 1.0, 8, replica, [Station(0.25, 1)]))
     assert slow.requests_per_s == pytest.approx(4.0, rel=0.01)
 
 
 def test_more_agents_wait_longer_and_more_replicas_shorter() -> None:
-    replica = Replica(EXPONENTIAL, Speed(SHARED), 4)
-    p95s = [simulate(Setting(agents, 10.0, 2, replica)).p95_s for agents in (5, 15, 30, 60)]
+    replica = SimulatedReplica(EXPONENTIAL, ReplicaSpeed(SHARED), 4)
+    p95s = [simulate(SimulatedService(agents, 10.0, 2, replica)).p95_s for agents in (5, 15, 30, 60)]
     assert p95s == sorted(p95s)
-    p95s = [simulate(Setting(60, 10.0, replicas, replica)).p95_s for replicas in (2, 4, 8)]
+    p95s = [simulate(SimulatedService(60, 10.0, replicas, replica)).p95_s for replicas in (2, 4, 8)]
     assert p95s == sorted(p95s, reverse=True)
 
 
 def test_a_seed_gives_one_result() -> None:
-    setting = Setting(20, 5.0, 2, Replica(EXPONENTIAL, Speed(SHARED), 4))
+    setting = SimulatedService(20, 5.0, 2, SimulatedReplica(EXPONENTIAL, ReplicaSpeed(SHARED), 4))
     assert simulate(setting, 1) == simulate(setting, 1)
     assert simulate(setting, 1) != simulate(setting, 2)
 
 
 def test_speed_is_interpolated_and_then_constant() -> None:
-    speed = Speed(SHARED)
+    speed = ReplicaSpeed(SHARED)
     assert [speed.at(number) for number in (1, 2, 3, 4, 9)] == [1.0, 1.5, 1.75, 2.0, 2.0]
 
 
@@ -196,17 +198,20 @@ def test_the_simulation_of_the_measurement_gives_what_was_measured() -> None:
     found = costs(loads=loads)
     stations = [Station(found.passing_s(part), 1) for part in ("proxy", "front")]
     for each in loads:
-        setting = Setting(each.concurrency, 0.0, 1, replica_of(found, 4), stations)
+        setting = SimulatedService(each.concurrency, 0.0, 1, replica_of(found, 4), stations)
         assert simulate(setting).requests_per_s == pytest.approx(each.requests_per_s, rel=0.02)
 
 
 def test_costs_of_a_simulated_replica_give_its_speed() -> None:
     """Also while all requests run in it, which they do not while costs are measured: some are in the front."""
     works = [0.1 + 0.6 * (number + 0.5) / 500 for number in range(500)]
-    speed, front = Speed([(number, number / (1 + 0.25 * (number - 1))) for number in (1, 2, 3, 4)]), Station(0.02, 1)
+    speed, front = (
+        ReplicaSpeed([(number, number / (1 + 0.25 * (number - 1))) for number in (1, 2, 3, 4)]),
+        Station(0.02, 1),
+    )
     loads: list[LoadCosts] = []
     for concurrency in (1, 2, 4):
-        setting = Setting(concurrency, 0.0, 1, Replica(works, speed, 4), [front])
+        setting = SimulatedService(concurrency, 0.0, 1, SimulatedReplica(works, speed, 4), [front])
         found = simulate(setting, requests=40_000)
         loads.append(load(concurrency, found.requests_per_s, [0.02 + each for each in works], cpu_ms={"front": 20.0}))
     measured = replica_of(costs(loads=loads), 4).speed
@@ -214,28 +219,28 @@ def test_costs_of_a_simulated_replica_give_its_speed() -> None:
 
 
 def test_a_plan_is_the_smallest_that_keeps_the_latency() -> None:
-    found, wanted = costs(), Wanted(10.0, 6.0, 4, gpus_per_replica=2)
+    found, wanted = costs(), Requirements(10.0, 6.0, 4, gpus_per_replica=2)
     plan = plan_agents(found, wanted, 60)
     assert plan.simulated.p95_s <= 6.0
-    fewer = Setting(60, 10.0, plan.simulated.replicas - 1, replica_of(found, 4))
+    fewer = SimulatedService(60, 10.0, plan.simulated.replicas - 1, replica_of(found, 4))
     assert simulate(fewer).p95_s > 6.0
     assert plan.gpus == 2 * plan.simulated.replicas
     assert plan.bottleneck == "models"
     assert plan.cache_bytes == plan.simulated.replicas * 4 * 200 * 2000
     for_gpus = plan_gpus(found, wanted, plan.gpus)
     assert for_gpus.simulated.agents >= 60
-    more = Setting(for_gpus.simulated.agents + 4, 10.0, for_gpus.simulated.replicas, replica_of(found, 4))
+    more = SimulatedService(for_gpus.simulated.agents + 4, 10.0, for_gpus.simulated.replicas, replica_of(found, 4))
     assert simulate(more).p95_s > 6.0
 
 
 def test_one_agent_may_be_too_many() -> None:
     loads = [load(1, 1.0, [1.0], cpu_ms={"proxy": 2000.0})]
     with pytest.raises(UsageError, match="not met even for one agent"):
-        plan_gpus(costs(loads=loads), Wanted(10.0, 1.5, 4), 1)
+        plan_gpus(costs(loads=loads), Requirements(10.0, 1.5, 4), 1)
 
 
 def test_many_replicas_are_found_with_their_share_of_the_agents() -> None:
-    wanted = Wanted(10.0, 6.0, 4)
+    wanted = Requirements(10.0, 6.0, 4)
     small, large = (plan_agents(costs(), wanted, agents).simulated for agents in (400, 4000))
     assert large.replicas / small.replicas == pytest.approx(10, rel=0.1)
     assert large.p95_s <= 6.0
@@ -243,7 +248,7 @@ def test_many_replicas_are_found_with_their_share_of_the_agents() -> None:
 
 def test_fronts_are_as_many_as_the_requests_need() -> None:
     loads = [load(1, 1.0, EXPONENTIAL, cpu_ms={"proxy": 20.0, "front": 100.0, "models": 10.0})]
-    plan = plan_agents(costs(loads=loads), Wanted(10.0, 6.0, 4), 200)
+    plan = plan_agents(costs(loads=loads), Requirements(10.0, 6.0, 4), 200)
     assert plan.processes["proxy"] == 1
     assert plan.processes["front"] >= 4
     assert plan.loads["front"] <= 0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from stepspec.engines.protocol import Stop
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 
 TOKENS = ["a", "\n", "\n\n", ".\n\n", "\n\nb", "<end>", "x<s", "tep", ">", "\ufffd"]
 END = TOKENS.index("<end>")
@@ -11,7 +11,7 @@ END = TOKENS.index("<end>")
 
 def ends(tokens: list[str], stop: Stop, end_ids: frozenset[int] = frozenset({END})) -> list[str | None]:
     """Return the end that each token causes, up to the first that causes one."""
-    watch = StopWatch(stop, TOKENS.__getitem__, end_ids)
+    watch = StopMatcher(stop, TOKENS.__getitem__, end_ids)
     found: list[str | None] = []
     for token in tokens:
         found.append(watch.feed(TOKENS.index(token)))
@@ -69,7 +69,7 @@ def test_an_end_token_that_completes_a_delimiter_is_an_end_token() -> None:
 
 
 def test_remaining_counts_down_to_the_cap() -> None:
-    watch = StopWatch(Stop(3), TOKENS.__getitem__, frozenset())
+    watch = StopMatcher(Stop(3), TOKENS.__getitem__, frozenset())
     assert watch.remaining == 3
     watch.feed(0)
     assert watch.remaining == 2

@@ -13,7 +13,7 @@ from evals.bench.ideal import ideals
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Failure, StepRecord, Throughput
-from stepspec.evaluation.running import summarise
+from stepspec.evaluation.run import summarise
 from stepspec.loop.step import Result
 
 

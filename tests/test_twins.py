@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from evals.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.base.files import list_data_files
 from stepspec.evaluation.records import ResultRow
-from stepspec.evaluation.running import token_policy
+from stepspec.evaluation.run import token_policy
 
 pytestmark = pytest.mark.anyio
 

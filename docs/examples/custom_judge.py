@@ -8,7 +8,7 @@ import re
 from typing import ClassVar, Literal
 
 from stepspec import Policy, StepJudged, StepSpec
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 QUESTION = (
     "This is about a few neighbors. Ella baked 25 muffins. Hugo baked 34 muffins. Jack baked as many muffins as Ella "

@@ -15,7 +15,7 @@ from evals.bench.agent_clients import clients, served_models
 from evals.bench.agent_runs import TOOL_CHOICES, Agents, ToolChoice, agents_table, compare, in_words, model_for
 from evals.bench.agent_tasks import make_tasks
 from evals.bench.service.process import started
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.files import list_data_files, write_text
 from stepspec.cli.completion import one_of
@@ -25,7 +25,7 @@ from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import EngineRecord
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 
 POLICIES = ("two-level", "target", "token")
 CLIENTS = ("langchain", "openai")

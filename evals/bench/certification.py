@@ -5,7 +5,8 @@ outcomes: whether the target, and each policy, is right. For coverage, the popul
 a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate is a false one.
 For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws many calibrations
 with replacement. Each of them orders the policies by how many answers they change on problems of its own, drops those
-that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.testing` does.
+that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.fixed_sequence`
+does.
 """
 
 import json
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
-from stepspec.evaluation.calibrate.testing import Limits, certified_settings
+from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, certified_settings
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
@@ -38,7 +39,7 @@ NUM_RECORDED, NUM_PROBLEMS = 200, 2000
 POWER_SIZES = (500, 2000, 6000)
 CHANGED = (0.05, 0.10, 0.15)
 POWER_LIMIT = 0.01
-MOST_CERTIFIED = 0.055
+MAX_CERTIFIED = 0.055
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def tilted(population: Population, accuracy: float | None, losses: Floats) -> Fl
     raise UsageError("The recorded problems cannot be weighted to these accuracies: too few differ between policies.")
 
 
-def share_certified(losses: Floats, weights: Floats, limits: Limits, simulations: int) -> float:
+def share_certified(losses: Floats, weights: Floats, limits: LossLimits, simulations: int) -> float:
     """Return the share of calibrations that certify a setting, over problems drawn with these weights.
 
     Args:
@@ -171,7 +172,7 @@ def coverage(population: Population, limit: float, accuracy: float, num_repeats:
     """Return how often something is certified although every setting loses exactly the limit."""
     known = with_repeats(population, num_repeats)
     weights = tilted(known, accuracy, np.full(len(known.losses), limit))
-    limits = Limits(limit, 0.95, NUM_PROBLEMS)
+    limits = LossLimits(limit, 0.95, NUM_PROBLEMS)
     changed = float(weights @ (known.losses[0] != 0))
     certified = share_certified(known.losses, weights, limits, simulations)
     return Cell("coverage", limit, NUM_PROBLEMS, num_repeats, accuracy, changed, certified)
@@ -181,7 +182,7 @@ def power(changed: float, num_problems: int, simulations: int) -> Cell:
     """Return how often a setting without loss is certified that answers a share of the problems otherwise."""
     losses = np.array([[1.0, 0.0, -1.0]])
     weights = np.array([changed / 2, 1 - changed, changed / 2])
-    certified = share_certified(losses, weights, Limits(POWER_LIMIT, 0.95, num_problems), simulations)
+    certified = share_certified(losses, weights, LossLimits(POWER_LIMIT, 0.95, num_problems), simulations)
     return Cell("power", POWER_LIMIT, num_problems, 1, None, changed, certified)
 
 

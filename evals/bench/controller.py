@@ -17,20 +17,20 @@ from weakref import WeakKeyDictionary
 import typer
 
 from evals.bench.speed import ControllerCost, ControllerCosts, controller_table
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.hugging_face import load_tokenizer
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     EVERYTHING,
     Ability,
-    Chunk,
     DrafterName,
     Generate,
     Sampling,
     TokenBuffer,
+    TokenChunk,
     Tokenizer,
     Verification,
     Verify,
@@ -74,19 +74,19 @@ class InstantEngine:
         tags = self.tokenizer.thinking
         self._end = next(iter(self.tokenizer.end_ids)) if tags is None else tags.end
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""
         await asyncio.sleep(0)
         index = self.num_steps.get(call.prompt, 0)
         if not call.stop.delimiters:
-            yield Chunk((next(iter(self.tokenizer.end_ids)),), "token", passes=1)
+            yield TokenChunk((next(iter(self.tokenizer.end_ids)),), "token", passes=1)
         elif call.hint:
-            yield Chunk(tuple(call.hint), "delimiter", passes=1)
+            yield TokenChunk(tuple(call.hint), "delimiter", passes=1)
         elif index < STEPS:
             self.num_steps[call.prompt] = index + 1
-            yield Chunk(self.steps[index], "delimiter", passes=1)
+            yield TokenChunk(self.steps[index], "delimiter", passes=1)
         else:
-            yield Chunk((self._end,), "token", passes=1)
+            yield TokenChunk((self._end,), "token", passes=1)
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`: accepts any schema."""
@@ -106,9 +106,9 @@ class InstantEngine:
         """See `Engine.describe`."""
         return {"name": self.name, "weights": None, "dtype": None, "device": None}
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """See `Engine.metrics`."""
-        return Metrics()
+        return EngineMetrics()
 
     async def forget(self) -> None:
         """Nothing to forget."""

@@ -21,7 +21,7 @@ from rich.table import Table
 from evals.bench.problems import BENCHMARK
 from evals.bench.speed import cells_table, with_interval
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
@@ -33,7 +33,7 @@ from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.cells import count
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_rates
 
 EDGES = (500, 1000, 2000, 4000)

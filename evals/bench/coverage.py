@@ -24,8 +24,8 @@ from evals.bench.simulated import (
 )
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.stats.intervals import Interval
-from stepspec.evaluation.stats.judging import MIN_CLASS, Area, auc
-from stepspec.evaluation.stats.matched import Candidate, corrected_confidence, fastest
+from stepspec.evaluation.stats.judge_scores import MIN_CLASS, Area, auc
+from stepspec.evaluation.stats.matched import MatchedPolicy, corrected_confidence, fastest
 from stepspec.evaluation.stats.paired import Paired
 from stepspec.evaluation.stats.products import half_widths
 from stepspec.evaluation.stats.ratios import median_of_ratios
@@ -178,7 +178,7 @@ def _matched(n: int) -> Simulate:
         counts = rng.multinomial(n, [0.031, 0.02, 0.949], size=(simulations, 5))
         confidence = corrected_confidence(5)
         bounds = [[Paired(won, lost, n).loss_upper(confidence) for lost, won, _ in each] for each in counts.tolist()]
-        families = [[Candidate("", 2.0, (1.9, 2.1), bound) for bound in each] for each in bounds]
+        families = [[MatchedPolicy("", 2.0, (1.9, 2.1), bound) for bound in each] for each in bounds]
         return {MATCHED: [fastest(family, loss=0.01) is None for family in families]}
 
     return simulate

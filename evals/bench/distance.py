@@ -19,8 +19,8 @@ from rich.table import Table
 from evals.bench.delay import far
 from evals.bench.rows import unkept_rows
 from evals.bench.speed import UNKNOWN, cells_table, with_interval
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair, choose_models, close_now, load_pair
+from stepspec.api.models import Pair, choose_models, close_now, load_pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.cli.completion import names_of
 from stepspec.cli.options import PairOption, SeedOption
@@ -33,11 +33,11 @@ from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running import load_benchmark, load_problems
-from stepspec.evaluation.running.conditions import Settings, engine_record
-from stepspec.evaluation.running.policies import LoadedPolicy, can_serve
-from stepspec.evaluation.running.problems import ProblemSet
-from stepspec.evaluation.running.results import OnRow
+from stepspec.evaluation.run import load_benchmark, load_problems
+from stepspec.evaluation.run.conditions import RunSettings, engine_record
+from stepspec.evaluation.run.policies import LoadedPolicy, can_serve
+from stepspec.evaluation.run.problems import ProblemSet
+from stepspec.evaluation.run.results import OnRow
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import load_policy
 
@@ -143,7 +143,7 @@ async def distances(
     names: Sequence[str],
     benchmark: tuple[str, Benchmark],
     problems: ProblemSet,
-    settings: Settings,
+    settings: RunSettings,
     on_row: OnRow | None = None,
 ) -> list[AtDistance]:
     """Run all policies at all places, one request at a time, and compare them with the target alone.
@@ -262,7 +262,7 @@ def main(
     problems, about = load_problems(loaded, None, limit), conditions()
     names = list(dict.fromkeys([BASELINE, *(policy or POLICIES)]))
     trips = list(dict.fromkeys(round_trip or ROUND_TRIPS_MS))
-    settings = Settings(seed, temperature=temperature)
+    settings = RunSettings(seed, temperature=temperature)
     with places(pair, draft, trips) as found, asyncio.Runner() as runner, make_meter() as meter:
         meter.begin("requests")
         run = distances(found, names, (name, loaded), problems, settings, meter.show)

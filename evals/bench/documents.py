@@ -33,6 +33,8 @@ from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdo
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
+from stepspec.capacity.plan import Sizing
+from stepspec.capacity.tables import assumptions, placement, plan_rows, title_of
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import markdown_report, read_results, with_block
@@ -43,9 +45,7 @@ from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy
 from stepspec.loop.families import FAMILIES, FamilyTables
-from stepspec.loop.judging import find_judge, shipped_judges
-from stepspec.sizing.planning import Sizing
-from stepspec.sizing.tables import assumptions, placement, plan_rows, title_of
+from stepspec.loop.judge import find_judge, shipped_judges
 
 TABLES: Mapping[str, type[FileModel]] = {
     "At the top of the file": policy.Policy,

@@ -26,12 +26,12 @@ from evals.bench.hooks import synthetic_acceptance
 from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
-from stepspec.api.loading import choose_models
+from stepspec.api.models import choose_models
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.completion import one_of
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
     DrafterName,
@@ -77,7 +77,7 @@ class Contender:
     tokens_per_s: list[float] = field(default_factory=list[float])
     differing: list[bool] = field(default_factory=list[bool])
     """For each text, whether it differs from the first contender's, because rounding decides near ties."""
-    done: Metrics = field(default_factory=Metrics)
+    done: EngineMetrics = field(default_factory=EngineMetrics)
     """Metrics of our engine over all turns."""
 
     @property
@@ -474,7 +474,7 @@ def _folder_of(model: str) -> str:
     return name
 
 
-async def measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, Metrics]:
+async def measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, EngineMetrics]:
     """Await a measurement and return its result with the engine's metrics. Frees the models."""
     try:
         return await measurement, engine.metrics()

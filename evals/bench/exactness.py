@@ -14,7 +14,7 @@ from rich.table import Table
 from evals.bench.problems import BENCHMARK, questions
 from evals.bench.same_texts import parting
 from evals.bench.speed import cells_table, with_interval
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
@@ -23,16 +23,16 @@ from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.evaluation.stats.untyped import scipy_stats
 from stepspec.loop.policy import Policy, load_policy
 
 TIE = 1e-4
 """Largest difference of the log-probabilities of two tokens that rounding may decide, in nats."""
-MOST_TIES = 3
+MAX_TIES = 3
 """Most texts that may part at such a place."""
-LEAST_P = 0.001
+MIN_P = 0.001
 MAX_TOKENS = 640
 SHORT = 5
 """Tokens of a sampled text."""
@@ -70,7 +70,7 @@ class Exactness(Record):
     def holds(self) -> bool:
         """Whether the texts differ by rounding alone, and the distributions by chance alone."""
         ties = [each for each in self.parted if each.difference is not None and each.difference <= TIE]
-        return len(ties) == len(self.parted) <= MOST_TIES and self.p_value >= LEAST_P
+        return len(ties) == len(self.parted) <= MAX_TIES and self.p_value >= MIN_P
 
 
 class Exactnesses(Conditions):

@@ -21,8 +21,8 @@ import typer
 from evals.bench.hostile import hostile_texts
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption, write_results
-from stepspec.evaluation.grade.grading import Grading
-from stepspec.evaluation.grade.words import Grade, Limits
+from stepspec.evaluation.grade.grader import Grading
+from stepspec.evaluation.grade.words import Grade, GradingLimits
 from stepspec.evaluation.machine import commit, hardware, versions
 
 NUM_NUMERIC = 20_000
@@ -100,7 +100,7 @@ def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
 
     The times include the start of workers.
     """
-    limits = Limits()
+    limits = GradingLimits()
     golds = GOLDS_FOR_HOSTILE
     with Grading("math", num_workers=num_workers, limits=limits) as grading, ThreadPoolExecutor(num_workers) as threads:
         grading.grade(r"\boxed{x+1}", "1+x")

@@ -29,9 +29,9 @@ def blind_model(model: CausalModel) -> CausalModel:
         body._attend = _see_nothing
         body._attend_in_slots = body._attend_in_slots and _see_nothing_in_slots
     else:
-        network: Any = sharing_weights(body._body)
+        network: Any = sharing_weights(body.modules)
         network.set_attn_implementation(BLIND)
-        body._body = network
+        body.modules = network
     twin._body = body
     return twin
 
@@ -43,10 +43,10 @@ def blind_engine(engine: TorchEngine) -> TorchEngine:
     """
     inside: Any = engine
     budget = None
-    if (free := free_bytes(inside._model.device)) is not None:
+    if (free := free_bytes(inside.model.device)) is not None:
         budget = int(free * SHARE / 2)
-        inside._make_room(budget)
-    return TorchEngine(blind_model(inside._model), engine.tokenizer, budget=budget)
+        inside.make_room(budget)
+    return TorchEngine(blind_model(inside.model), engine.tokenizer, budget=budget)
 
 
 @contextmanager

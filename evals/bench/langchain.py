@@ -12,8 +12,8 @@ import typer
 from evals.bench.controller import InstantEngine, embedded_tokenizer
 from evals.bench.problems import questions
 from evals.bench.speed import ChatCost, ChatCosts, ManyChats, chat_lines
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish

@@ -26,8 +26,8 @@ SEED = 21
 SIZES = ((30, 16), (100, 4), (300, 4), (300, 1))  # problems, repeats
 ACCURACIES = (0.6, 0.9, 0.98)
 LOSSES = (0.0, 0.01, 0.03)
-LEAST_COVERAGE = 0.94
-MOST_EXCESS = 1.25
+MIN_COVERAGE = 0.94
+MAX_EXCESS = 1.25
 """Maximum ratio to the excess of the normal bound with known variance, for at least `LARGE` problems."""
 LARGE = 300
 
@@ -42,7 +42,7 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 CORRELATIONS = (0.0, 0.5, 0.9)
 """Correlations of two repeats of a problem: 0 if all problems are equally hard, 1 if repeats always agree."""
 USUAL_CORRELATION = 0.5
-"""Largest correlation to which `MOST_EXCESS` applies. Beyond it, too few problems are discordant."""
+"""Largest correlation to which `MAX_EXCESS` applies. Beyond it, too few problems are discordant."""
 
 
 @dataclass(frozen=True)

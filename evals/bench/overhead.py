@@ -18,17 +18,17 @@ from rich.table import Table
 
 from evals.bench.problems import BENCHMARK, questions
 from evals.bench.speed import cells_table
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
-from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
+from stepspec.engines.protocol import Engine, Generate, Sampling, TokenChunk
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy, load_policy
@@ -59,7 +59,7 @@ class HostileDraft:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draft, name)
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         if self._kind == "stalling":
             await asyncio.Event().wait()

@@ -24,20 +24,20 @@ from pydantic import BaseModel, Field
 
 from evals.bench.problems import BENCHMARK, problems
 from evals.bench.speed import WireCost, WireCosts, wire_table
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import RATING_PROMPTS
 from stepspec.cli.output import JsonOption, finish
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import ModelList, Usage, validated
+from stepspec.engines.remote.answers import ServerModels, ServerUsage, validated
 from stepspec.engines.remote.client import Traffic
 from stepspec.engines.remote.limits import read_json
 from stepspec.engines.remote.problems import nonsense, refused, unreachable
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import conditions
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats import ratio_of_sums
 
 DELIMITER = "\n\n"
@@ -58,7 +58,7 @@ class _ChatChoice(BaseModel):
 
 class _ChatAnswer(BaseModel):
     choices: list[_ChatChoice] = Field(min_length=1)
-    usage: Usage
+    usage: ServerUsage
 
     @property
     def text(self) -> str:
@@ -136,7 +136,7 @@ class PublishedProcedure:
 
     def _asked(self, address: Address, fields: dict[str, Any]) -> "_ChatAnswer":
         """List the models, then make one chat call."""
-        models = validated(ModelList, address, self._sent("GET", address, "/models"), "list of models").data
+        models = validated(ServerModels, address, self._sent("GET", address, "/models"), "list of models").data
         if not models:
             raise nonsense(address, "an empty list of models")
         fields = {"model": models[0].id, **fields, "continue_final_message": True, "add_generation_prompt": False}
@@ -248,7 +248,7 @@ def main(
         def forget() -> None:
             runner.run(pair.forget())
 
-        def traffic() -> Metrics:
+        def traffic() -> EngineMetrics:
             return engines[0].metrics() + engines[1].metrics()
 
         specs = {name: StepSpec(policy=name, pair=pair) for name in policy or ("specreason",)}

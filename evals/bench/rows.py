@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import ResultRow
-from stepspec.evaluation.running import Keeping, LoadedPolicy, ProblemSet, Settings, System, conditions, evaluate
-from stepspec.evaluation.running.results import OnRow
+from stepspec.evaluation.run import Keeping, LoadedPolicy, ProblemSet, RunSettings, System, conditions, evaluate
+from stepspec.evaluation.run.results import OnRow
 from stepspec.evaluation.runs import iter_rows
 
 
@@ -19,7 +19,7 @@ async def unkept_rows(
     problems: ProblemSet,
     policies: Mapping[str, LoadedPolicy],
     systems: Mapping[str, System],
-    settings: Settings,
+    settings: RunSettings,
     pair: Pair,
     on_row: OnRow | None = None,
 ) -> list[ResultRow]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from evals.bench.problems import questions
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.options import DraftOption, TargetOption

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from evals.bench.speed import cells_table
 from evals.training.gsm_mini import load_split
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.cli.output import JsonOption, finish
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 from stepspec.errors import UsageError

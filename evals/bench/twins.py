@@ -16,8 +16,8 @@ import typer
 from rich.table import Table
 
 from evals.bench.rows import unkept_rows
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.base.files import list_data_files
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
@@ -26,11 +26,11 @@ from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import DrafterName
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record, ResultRow
-from stepspec.evaluation.running.conditions import Settings
-from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
-from stepspec.evaluation.running.problems import load_benchmark, load_problems
-from stepspec.evaluation.running.results import OnRow
-from stepspec.evaluation.running.runner import System
+from stepspec.evaluation.run.conditions import RunSettings
+from stepspec.evaluation.run.policies import LoadedPolicy, can_serve, token_policy
+from stepspec.evaluation.run.problems import load_benchmark, load_problems
+from stepspec.evaluation.run.results import OnRow
+from stepspec.evaluation.run.runner import System
 from stepspec.evaluation.stats import Interval, products_of_sums
 from stepspec.loop.policy import Policy, load_policy
 
@@ -157,7 +157,7 @@ class TwinTest:
         benchmark = load_benchmark("gsm-mini")
         problems = load_problems(benchmark[1], None, self.num_problems)
         texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
-        settings = Settings(self.seed, temperature=self.temperature)
+        settings = RunSettings(self.seed, temperature=self.temperature)
         return await unkept_rows(benchmark, problems, texts, systems, settings, self.pair, on_row)
 
     def _compared(self, name: str, rows: Sequence[ResultRow], confidence: float, rng: np.random.Generator) -> Twins:

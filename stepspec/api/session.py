@@ -21,13 +21,21 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from stepspec.api.fitting import RETURNED, fit_policy
-from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.models import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.policy_support import RETURNED, fit_policy
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, OnlyCalls, WrittenCalls
-from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
+from stepspec.chat.prompts import (
+    ContextBudget,
+    Message,
+    Prompt,
+    RawPrompt,
+    checked_messages,
+    encode_prompt,
+    problem_prompt,
+)
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
@@ -40,7 +48,7 @@ from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Event, Noted, Result, TokenLogprob
-from stepspec.loop.tracing import Asked, Spans
+from stepspec.loop.tracing import RequestAttributes, Spans
 from stepspec.loop.translation import TranslatedDraft
 
 logger = logging.getLogger(__name__)
@@ -187,7 +195,7 @@ class StepSpec:
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
         for each in (self, *self._others.values()):
-            each._pace.forget()
+            each.pace.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
@@ -239,9 +247,9 @@ class StepSpec:
         options = RequestOptions.of(options, changes)
         check_open(closed=self._closed)
         session = self if options.policy in (None, self.policy_name) else await self._under(options.policy)
-        return await session._prepare(question, options, since)
+        return await session.prepared(question, options, since)
 
-    async def _prepare(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
+    async def prepared(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
         """Check and encode a request under this session's policy. See `prepare`.
 
         `since` is when the request began, which may have waited for a policy to load.
@@ -412,7 +420,7 @@ class StepSpec:
                 only_call=not toolbox.parallel,
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
             ),
-            spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
+            spans=Spans(RequestAttributes(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
             judged_steps=[] if self._record else None,
         )
@@ -495,7 +503,7 @@ class StepSpec:
         target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
         schema, draft_prompt = self._answer_schema(toolbox, options), None
         given = options.template_variables(target)
-        prompt = encode_prompt(target.tokenizer, messages, tools, Room(target.max_context, target.name), given)
+        prompt = encode_prompt(target.tokenizer, messages, tools, ContextBudget(target.max_context, target.name), given)
         tags = target.tokenizer.thinking
         if tags is not None and prompt.thinks and options.turns_thinking_off(given, tags):
             options = options.model_copy(update={"max_thinking_tokens": 0})  # it ends where it begins
@@ -524,7 +532,7 @@ class StepSpec:
             raise UsageError("Tools and template variables need a chat template. Send messages instead of a prompt.")
         if options.enable_thinking is not None or options.reasoning_effort is not None:
             raise UsageError("Only a chat template turns the thinking on or off. Send messages instead of a prompt.")
-        ids, text = raw.encoded(target.tokenizer, Room(target.max_context, target.name))
+        ids, text = raw.encoded(target.tokenizer, ContextBudget(target.max_context, target.name))
         if tags is not None and not tags.is_open_in(text):
             tags = None
         if tags is None and options.max_thinking_tokens is not None:

@@ -21,7 +21,7 @@ WOULD_DEADLOCK = (
 
 
 @dataclass(frozen=True)
-class _Message(Generic[T]):
+class _StreamItem(Generic[T]):
     """One item of an iterator. No item marks its end; `error` is set if it failed."""
 
     items: tuple[T, ...] = ()
@@ -68,17 +68,17 @@ class LoopThread:
         """
         if self._is_here:
             raise UsageError(WOULD_DEADLOCK)
-        messages: queue.SimpleQueue[_Message[T]] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[_StreamItem[T]] = queue.SimpleQueue()
 
         async def pump() -> None:
-            end = _Message[T](error=EngineError("The call was cancelled."))
+            end = _StreamItem[T](error=EngineError("The call was cancelled."))
             try:
                 async with aclosing(items):
                     async for item in items:
-                        messages.put(_Message((item,)))
-                end = _Message[T]()
+                        messages.put(_StreamItem((item,)))
+                end = _StreamItem[T]()
             except Exception as error:
-                end = _Message(error=error)
+                end = _StreamItem(error=error)
             finally:  # also after a cancellation, or the reader would wait forever
                 messages.put(end)
 

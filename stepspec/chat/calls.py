@@ -177,7 +177,7 @@ _NAMED = (
 """A tool name before its arguments, in the formats of Mistral and DeepSeek."""
 _BEGINNING = re.compile(rf"{_BETWEEN.pattern}(?:{_NAMED}\s*)?(?=\{{)")
 _BARE_BEGINNING = re.compile(rf"{_BARE_BETWEEN.pattern}(?=\{{)")
-_LONGEST_BEGINNING = 512
+_MAX_BEGINNING = 512
 _KEYS = "|".join(("name", "function", *ARGUMENTS, *_FURTHER))
 _NO_CALL = re.compile(rf'{_BARE_BETWEEN.pattern}\{{\s*(?:[^\s"]|"(?!(?:{_KEYS})")[^"]*")')
 """A JSON object that begins with a key that calls do not have."""
@@ -205,10 +205,10 @@ class OnlyCalls(CallReader):
         found = self._values.feed(text)
         bound = [each.name in self._names for each in found if isinstance(each, ToolCall)]
         between = self._values.between
-        is_json = len(between) <= _LONGEST_BEGINNING and _BARE_BETWEEN.fullmatch(between) is not None
+        is_json = len(between) <= _MAX_BEGINNING and _BARE_BETWEEN.fullmatch(between) is not None
         if not self._called:
             self._held.append(text)
-            if self._num_held < _LONGEST_BEGINNING and _NO_CALL.match("".join(self._held)[:_LONGEST_BEGINNING]):
+            if self._num_held < _MAX_BEGINNING and _NO_CALL.match("".join(self._held)[:_MAX_BEGINNING]):
                 return self._release("".join(self._held))
             self._num_held += len(text)
             begins = self._leading and bound[:1] == [True]
@@ -272,7 +272,7 @@ class JsonCalls:
         while text:
             if not self._chunks:
                 self.between = (self.between + text).lstrip()
-                begun = self._beginning.match(self.between, 0, _LONGEST_BEGINNING)
+                begun = self._beginning.match(self.between, 0, _MAX_BEGINNING)
                 if begun is None:
                     return found
                 text, self.between = self.between[begun.end() :], ""

@@ -210,7 +210,7 @@ def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Room:
+class ContextBudget:
     """The context of a model, in which a prompt must fit."""
 
     num_tokens: int
@@ -234,7 +234,7 @@ class Room:
 
 
 def encode_messages(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), room: Room | None = None
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), room: ContextBudget | None = None
 ) -> list[int]:
     """Return the prompt ids of a conversation. Arguments and errors are those of `encode_prompt`."""
     return encode_prompt(tokenizer, messages, tools, room).ids
@@ -252,7 +252,7 @@ class RawPrompt:
     content: str | Sequence[int]
     add_special_tokens: bool = True
 
-    def encoded(self, tokenizer: Tokenizer, room: Room | None = None) -> tuple[list[int], str]:
+    def encoded(self, tokenizer: Tokenizer, room: ContextBudget | None = None) -> tuple[list[int], str]:
         """Return the ids and the text of the prompt.
 
         Raises:
@@ -294,7 +294,7 @@ def encode_prompt(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
-    room: Room | None = None,
+    room: ContextBudget | None = None,
     arguments: Mapping[str, Any] = {},
 ) -> Prompt:
     """Return the prompt of a conversation, with the thinking opened if the chat template does not open it.
@@ -330,7 +330,7 @@ def _check_length(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     tools: Sequence[Tool],
-    room: Room,
+    room: ContextBudget,
     arguments: Mapping[str, Any],
 ) -> None:
     """Reject a prompt that cannot fit, by its number of turns and bytes, before encoding it."""

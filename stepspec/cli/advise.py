@@ -33,8 +33,8 @@ from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise import (
+    AdvicePlan,
     Findings,
-    Plan,
     Watcher,
     advise,
     choose_prompts,
@@ -44,7 +44,7 @@ from stepspec.evaluation.advise import (
 )
 from stepspec.evaluation.advise.tables import costs_table, policies_table
 from stepspec.evaluation.policy_files import generated_comments, with_comments
-from stepspec.evaluation.running import Executor
+from stepspec.evaluation.run import Executor
 
 COMMENT_WIDTH = 118
 
@@ -102,14 +102,14 @@ def main(
     _print_settling_command(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)
 
 
-def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> Plan:
+def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> AdvicePlan:
     loads = sorted(numbers("--concurrency", concurrency, int))
     if loads[0] < 1:
         raise UsageError(f"--concurrency is {loads[0]}; it must be at least 1.")
     if loads[-1] > limit:
         raise UsageError(f"--concurrency {loads[-1]} needs at least as many prompts, but --limit is {limit}.")
     Sampling(temperature=temperature)
-    return Plan(loads, temperature, max_tokens or Plan.max_tokens, seed)
+    return AdvicePlan(loads, temperature, max_tokens or AdvicePlan.max_tokens, seed)
 
 
 def check_policy_file(file: Path, force: bool) -> None:
@@ -126,7 +126,7 @@ def check_policy_file(file: Path, force: bool) -> None:
         raise UsageError(f"The folder {file.parent.resolve()} is not writable. Choose another --policy-file.")
 
 
-async def _measured(executor: Executor, data: Path, limit: int, plan: Plan, folder: Path) -> Findings:
+async def _measured(executor: Executor, data: Path, limit: int, plan: AdvicePlan, folder: Path) -> Findings:
     """Run the experiment and return its findings. Frees the models at the end."""
     async with executor:
         prompts = await choose_prompts(data, executor, limit)

@@ -36,17 +36,17 @@ from stepspec.evaluation.benchmark import Benchmark, GraderKind
 from stepspec.evaluation.calibrate import (
     Budget,
     Calibrated,
-    Plan,
-    Watcher,
+    CalibrationPlan,
+    CalibrationWatcher,
     calibrate,
     check_policy,
     load_task,
 )
-from stepspec.evaluation.calibrate.calibrating import calibration_split
-from stepspec.evaluation.calibrate.storing import STARTED
+from stepspec.evaluation.calibrate.folder import STARTED
+from stepspec.evaluation.calibrate.policy_file import calibration_split
 from stepspec.evaluation.policy_files import is_generated
 from stepspec.evaluation.report.calibration import calibration_table
-from stepspec.evaluation.running import Executor, load_benchmark
+from stepspec.evaluation.run import Executor, load_benchmark
 from stepspec.loop.policy import load_policy
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
@@ -112,7 +112,7 @@ def main(
         Sampling(temperature=temperature)
     resumed = output is not None and (output / STARTED).is_file()
     check_policy_file(policy_file, force or (resumed and is_generated(policy_file)))
-    plan = Plan(
+    plan = CalibrationPlan(
         max_loss,
         confidence,
         max_problems,
@@ -139,7 +139,7 @@ def main(
         async with executor:
             task = await load_task(name, spec, data, text, executor, plan)
             with make_meter() as meter:
-                watcher = Watcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
+                watcher = CalibrationWatcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
                 return await calibrate(task, executor, folder, Budget(seconds), watcher, at_most=at_most)
 
     with (

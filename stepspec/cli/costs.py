@@ -7,21 +7,21 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from stepspec.api.loading import choose_models, load_pair
+from stepspec.api.models import choose_models, load_pair
+from stepspec.capacity.costs import Costs, nearest_rank
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.group import SETTINGS, WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption, numbers
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
-from stepspec.evaluation.advise.measuring import load_costs
+from stepspec.evaluation.advise.measurements import load_costs
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.replay import HardwareCosts
 from stepspec.evaluation.report.cells import percent, seconds
-from stepspec.evaluation.running import load_benchmark, load_problems
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run import load_benchmark, load_problems
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.loop.policy import load_policy
-from stepspec.sizing.costs import Costs, nearest_rank
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens of the timed passes of the target."""
@@ -72,8 +72,8 @@ def service_costs(
 ) -> None:
     """Measure what requests to one service cost, for 'stepspec size'. It starts the service itself."""
     # These need the extra size, which the other command does not.
-    from stepspec.sizing import measurement
-    from stepspec.sizing.process import started
+    from stepspec.capacity import measurement
+    from stepspec.capacity.process import started
 
     loads = _loads(concurrency, requests, measurement.MIN_ROUNDS)
     # Unknown names are refused before a service starts. Models are loaded here only after the timed requests, so that

@@ -39,7 +39,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import closing_table, nodes_in_words
-from stepspec.evaluation.running import (
+from stepspec.evaluation.run import (
     Evaluation,
     Executor,
     Grader,
@@ -48,7 +48,7 @@ from stepspec.evaluation.running import (
     Part,
     ProblemSet,
     RunFolder,
-    Settings,
+    RunSettings,
     conditions,
     fit_policies,
     load_benchmark,
@@ -131,7 +131,7 @@ def main(
     needs_draft = any(each.needs_draft for each, _ in requested.values())
     given = {"pair": pair, "needs_draft": needs_draft, "notes": False, "judge_names": judge_names}
     load = loader(target, draft, specs, ray, **given)
-    comparison = _Comparison(name, spec, problems, requested, leave_out=policy is None)
+    comparison = _EvalPlan(name, spec, problems, requested, leave_out=policy is None)
     with (
         executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
         resumable(folder, chosen_by_us=output is None),
@@ -148,7 +148,7 @@ def _settings(
     seed: int,
     max_tokens: int | None,
     repeats: int | None,
-) -> list[Settings]:
+) -> list[RunSettings]:
     """Return one setting for each combination of concurrency and temperature."""
     loads = numbers("--concurrency", concurrency, int)
     if min(loads) < 1:
@@ -157,10 +157,10 @@ def _settings(
     temperatures = [own] if temperature is None else numbers("--temperature", temperature, float)
     for each in temperatures:
         Sampling(temperature=each)
-    return [Settings(seed, load, each, max_tokens, repeats) for load, each in product(loads, temperatures)]
+    return [RunSettings(seed, load, each, max_tokens, repeats) for load, each in product(loads, temperatures)]
 
 
-def _folder_of(setting: Settings, folder: Path, num_settings: int) -> Path:
+def _folder_of(setting: RunSettings, folder: Path, num_settings: int) -> Path:
     """Return the folder of one setting: the folder itself, or a subfolder if there are several settings."""
     if num_settings == 1:
         return folder
@@ -168,7 +168,7 @@ def _folder_of(setting: Settings, folder: Path, num_settings: int) -> Path:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _EvalPlan:
     """A benchmark with its problems, and the policies that the user asked for."""
 
     name: str
@@ -179,7 +179,7 @@ class _Comparison:
     """Whether to leave out a policy that the models cannot run, instead of raising an error."""
 
     async def run_all(
-        self, executor: Executor, runs: Sequence[tuple[Settings, Keeping]]
+        self, executor: Executor, runs: Sequence[tuple[RunSettings, Keeping]]
     ) -> list[tuple[Summary, RunRecord]]:
         """Execute the runs one after the other, and return their summaries and conditions."""
         policies, leave_out = self.policies, self.leave_out
@@ -192,7 +192,7 @@ class _Comparison:
                 return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
 
     async def _certificate_notes(
-        self, executor: Executor, policies: Mapping[str, LoadedPolicy], settings: Sequence[Settings]
+        self, executor: Executor, policies: Mapping[str, LoadedPolicy], settings: Sequence[RunSettings]
     ) -> list[str]:
         """Return a sentence for each policy whose certificate does not hold under a setting."""
         sampling = self.benchmark.sampling
@@ -221,7 +221,7 @@ class _Comparison:
         self,
         executor: Executor,
         policies: Mapping[str, LoadedPolicy],
-        setting: Settings,
+        setting: RunSettings,
         keeping: Keeping,
         meter: Meter,
     ) -> tuple[Summary, RunRecord]:

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepspec.api.loading import Pair, choose_models, load_pair, with_kind
+from stepspec.api.models import Pair, choose_models, load_pair, with_kind
 from stepspec.errors import UsageError
-from stepspec.evaluation.running import Executor, Local
+from stepspec.evaluation.run import Executor, Local
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def executor_for(
         print("Loading the models.", file=sys.stderr)
         yield Local(load())
         return
-    from stepspec.evaluation.running.on_ray import Cluster, OnRay, connected
+    from stepspec.evaluation.run.on_ray import Cluster, OnRay, connected
 
     with connected(Cluster(ray, workers, cpus, gpus)) as cluster:
         print(f"Loading the models on the cluster, in up to {_workers(cluster.workers or 1)}.", file=sys.stderr)

@@ -60,7 +60,7 @@ def main(
         raise UsageError(f"The grades would overwrite {file}. Choose another --output.")
     num_workers = workers or _num_cores()
     start = time.perf_counter()
-    tally = _Tally()
+    tally = _GradeTally()
     with ExitStack() as stack:
         # Open the files first, so that a bad path fails before the workers start.
         rows = stack.enter_context(_open_file(file, "rb"))
@@ -155,7 +155,7 @@ def _graded(rows: Iterator[_Row], grading: Grading, num_workers: int) -> Iterato
             yield row, future.result()
 
 
-class _Tally:
+class _GradeTally:
     """Counts of grades by status and by method."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stepspec.cli.eval import print_tables
-from stepspec.evaluation.running import merge
+from stepspec.evaluation.run import merge
 from stepspec.evaluation.runs import read_run
 
 

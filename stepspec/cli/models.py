@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stepspec.api.describing import ModelFacts, PairFacts, Thinking, pair_facts
-from stepspec.api.loading import load_pair
+from stepspec.api.model_facts import ModelFacts, PairFacts, Thinking, pair_facts
+from stepspec.api.models import load_pair
 from stepspec.base.printable import printable
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
 from stepspec.cli.output import JsonOption, write_results

@@ -39,7 +39,7 @@ class Meter(Protocol):
 
 
 @dataclass
-class _Policy:
+class _PolicyProgress:
     num_rows: int = 0
     num_correct: int = 0
     wall_s: float = 0.0
@@ -52,7 +52,7 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self._policies: dict[str, _Policy] = {}
+        self._policies: dict[str, _PolicyProgress] = {}
         self._now = ""
 
     def add(self, row: "ResultRow | str | None") -> None:
@@ -60,7 +60,7 @@ class Standing:
         if row is None or isinstance(row, str):
             self._now = row or self._now
             return
-        policy = self._policies.setdefault(row.policy, _Policy())
+        policy = self._policies.setdefault(row.policy, _PolicyProgress())
         policy.num_rows += 1
         policy.num_correct += row.status == "correct"
         policy.wall_s += row.wall_s

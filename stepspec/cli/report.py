@@ -24,14 +24,14 @@ from stepspec.evaluation.runs import (
 )
 
 with from_extra("eval", "stepspec report"):
-    from stepspec.evaluation.calibrate.storing import read_results
+    from stepspec.evaluation.calibrate.folder import read_results
     from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
     from stepspec.evaluation.report.markdown import markdown_report
     from stepspec.evaluation.report.page import make_page
     from stepspec.evaluation.report.prices import Prices
     from stepspec.evaluation.report.source import Source, read_source, settings_of
     from stepspec.evaluation.report.tables import full_table
-    from stepspec.evaluation.running import summarise
+    from stepspec.evaluation.run import summarise
 
 
 def main(

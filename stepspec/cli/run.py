@@ -29,9 +29,9 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import Console, JsonOption, write_results
 from stepspec.errors import UsageError
+from stepspec.loop.display import figures
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
-from stepspec.loop.rendering import figures
 from stepspec.loop.step import Done, Event, Noted, Origin, Result, Step, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")

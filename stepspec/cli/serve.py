@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from stepspec.api.loading import check_models
+from stepspec.api.models import check_models
 from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.printable import printable
@@ -105,7 +105,7 @@ def main(
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service reads the keys again at this signal
     with from_extra("serve", "stepspec serve"):
-        from stepspec.serve import Keys, Limits, Settings, create_app
+        from stepspec.serve import Keys, ServiceLimits, Settings, create_app
         from stepspec.serve.hosts import LOCAL, answered_hosts
         from stepspec.serve.log import configure_logs
         from stepspec.serve.pairs import load_pairs, wanted_pairs
@@ -140,7 +140,7 @@ def main(
         configure_logs(as_json=log_format == LogFormat.json)
         sys.setswitchinterval(SWITCH_S)
         settings = Settings(
-            limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),
+            limits=ServiceLimits(max_running, max_queued, max_queued_tokens, max_wait),
             keys=keys,
             max_body_bytes=max_body_bytes,
             hosts=answered_hosts((*LOCAL, host), allowed_host or (), is_open=keys.are_needed or insecure),

@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from stepspec.cli.options import SeedOption, numbers
-from stepspec.cli.output import JsonOption, show, write_results
-from stepspec.cli.progress import make_meter
-from stepspec.errors import UsageError
-from stepspec.sizing.costs import read_costs
-from stepspec.sizing.planning import (
+from stepspec.capacity.costs import read_costs
+from stepspec.capacity.plan import (
     MAX_AGENTS,
     Plan,
+    Requirements,
     Sizing,
-    Wanted,
     alone_p95_s,
     check_wanted,
     plan_agents,
     plan_gpus,
 )
-from stepspec.sizing.tables import assumptions, placement, plans_table
+from stepspec.capacity.tables import assumptions, placement, plans_table
+from stepspec.cli.options import SeedOption, numbers
+from stepspec.cli.output import JsonOption, show, write_results
+from stepspec.cli.progress import make_meter
+from stepspec.errors import UsageError
 
 
 def main(
@@ -51,7 +51,7 @@ def main(
     counts = _agents(agents, gpus)
     found = read_costs(costs)
     most = max_running or min(found.busiest.concurrency, found.max_running)
-    wanted = Wanted(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
+    wanted = Requirements(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
     check_wanted(found, wanted)
     if json_file is not None and json_file.resolve() == costs.resolve():
         raise UsageError("--json must be another file than --costs, which it would replace.")

@@ -27,7 +27,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from stepspec.engines import draft_vocabulary
 from stepspec.engines.protocol import Sampling
 from stepspec.engines.template_form import TemplateForm, find_form
-from stepspec.engines.template_trial import Generation
+from stepspec.engines.template_trial import GenerationTag
 from stepspec.engines.thinking import find_tags
 from stepspec.errors import ModelError, StepSpecError, UsageError, reason_of
 
@@ -38,7 +38,7 @@ TRIAL_S = 60.0
 TRIAL_CPU_S = 2
 """CPU time limit for the trial, in seconds."""
 
-MOST_REASON = 200
+MAX_REASON = 200
 """Maximum number of characters that an error quotes from a failed trial."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
@@ -396,7 +396,7 @@ OWN_VARIABLES = frozenset(inspect.signature(_apply).parameters) | {
 
 def variables_of(template: str) -> frozenset[str]:
     """Return the variables of a chat template that a request may set."""
-    extensions: Any = [Generation, loopcontrols]
+    extensions: Any = [GenerationTag, loopcontrols]
     parsed, find = jinja2.Environment(extensions=extensions).parse(template), cast("Any", find_undeclared_variables)
     return frozenset(find(parsed) - OWN_VARIABLES)
 
@@ -427,7 +427,7 @@ def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
         return "it does not terminate"
     if trial.returncode != 0:
         lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
-        return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
+        return f"it cannot be tried: {lines[-1][:MAX_REASON] if lines else 'no reason was given'}"
     return trial.stdout or None
 
 

@@ -13,7 +13,7 @@ PassKind = Literal["read", "draft", "verify"]
 
 
 @dataclass
-class Metrics:
+class EngineMetrics:
     """Counts and seconds of one call, or totals over all calls of an engine.
 
     The seconds of a call include all passes that it took part in, also those shared with other calls.
@@ -95,15 +95,15 @@ class Metrics:
         for part, seconds in parts.items():
             self.call_seconds[part] = self.call_seconds.get(part, 0.0) + seconds
 
-    def __sub__(self, before: "Metrics") -> "Metrics":
+    def __sub__(self, before: "EngineMetrics") -> "EngineMetrics":
         """Return the difference to earlier metrics; memory is the current value."""
         return self._with(before, -1)
 
-    def __add__(self, other: "Metrics") -> "Metrics":
+    def __add__(self, other: "EngineMetrics") -> "EngineMetrics":
         """Return the sum of both; memory is the value of the left operand."""
         return self._with(other, 1)
 
-    def _with(self, other: "Metrics", sign: int) -> "Metrics":
+    def _with(self, other: "EngineMetrics", sign: int) -> "EngineMetrics":
         result = self.copied()
         for name, value in vars(other).items():
             mine: Any = getattr(result, name)
@@ -114,9 +114,9 @@ class Metrics:
                     mine[key] = mine.get(key, 0) + sign * amount
         return result
 
-    def copied(self) -> "Metrics":
+    def copied(self) -> "EngineMetrics":
         """Return a copy. Each field is copied in one operation, since another thread may update it."""
         values: dict[str, Any] = {
             name: value if isinstance(value, int) else value.copy() for name, value in vars(self).items()
         }
-        return Metrics(**values)
+        return EngineMetrics(**values)

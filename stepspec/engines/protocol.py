@@ -12,12 +12,12 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
 HIGHEST_ID = (1 << 31) - 1
-HIGHEST_NUMBER = (1 << 63) - 1
+MAX_NUMBER = (1 << 63) - 1
 GRAMMAR_OPTIONS = "x-guidance"
 """Key at the top of a JSON schema with options of the grammar that the torch engine makes of it."""
 
@@ -115,8 +115,8 @@ def check_numbers(**settings: Any) -> None:
         kind = Integral if name in WHOLE else Real
         if value is None:
             continue
-        if isinstance(value, Integral) and abs(cast("int", value)) > HIGHEST_NUMBER:
-            raise UsageError(f"{name} must be between -{HIGHEST_NUMBER} and {HIGHEST_NUMBER}.")
+        if isinstance(value, Integral) and abs(cast("int", value)) > MAX_NUMBER:
+            raise UsageError(f"{name} must be between -{MAX_NUMBER} and {MAX_NUMBER}.")
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(cast("float", value)):
             if name in WHOLE:
                 raise UsageError(f"{name} must be a whole number, got {value!r}.")
@@ -190,7 +190,7 @@ class Sampling:
 
     def reseeded(self, offset: int) -> "Sampling":
         """Return the same parameters with another seed. After the highest seed, the lowest one follows."""
-        seed = (self.seed + offset + HIGHEST_NUMBER) % (2 * HIGHEST_NUMBER + 1) - HIGHEST_NUMBER
+        seed = (self.seed + offset + MAX_NUMBER) % (2 * MAX_NUMBER + 1) - MAX_NUMBER
         return replace(self, seed=seed)
 
     def seed_at(self, position: int) -> int:
@@ -302,7 +302,7 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """Newly generated ids. The last chunk of a call has `end` and the costs of the whole call."""
 
     ids: tuple[int, ...]
@@ -313,7 +313,7 @@ class Chunk:
     accepted: int = 0
     cached: int = 0
     """Ids of the prompt, and of those after it, that the engine found in its prefix cache."""
-    metrics: Metrics | None = None
+    metrics: EngineMetrics | None = None
     """Detailed metrics of the call; None if the engine does not report them."""
     logprobs: tuple[float, ...] | None = None
     """The log-probability of each id, at temperature 1 and without penalty, bias or mask; nan for an end token that a
@@ -543,7 +543,7 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """Generate a continuation of a prompt. Closing the iterator frees the resources of the call.
 
         Raises:
@@ -576,7 +576,7 @@ class Engine(Protocol):
         """Describe the model for results: `name`, `weights` (a hash), `dtype`, `device`, `threads` (on a CPU)."""
         ...
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals over all calls so far."""
         ...
 
@@ -669,7 +669,7 @@ async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:
+async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | None = None) -> TokenChunk:
     """Merge all chunks of a call into one.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from stepspec.engines.protocol import ChunkEnd, Stop
 
 
-class StopWatch:
+class StopMatcher:
     """Watches one generation. A delimiter may be one token, part of a token, or span several tokens."""
 
     def __init__(self, stop: Stop, piece: Callable[[int], str], end_ids: frozenset[int]) -> None:

@@ -18,8 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY_BYTES = 1 << 30
-MOST_CHARACTERS = 1 << 22
-MOST_REASON = 200
+MAX_CHARACTERS = 1 << 22
+MAX_REASON = 200
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
 TURNS = [
@@ -30,7 +30,7 @@ TURNS = [
 ]
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `generation` of transformers. Its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it this way)
@@ -56,7 +56,7 @@ def main() -> None:
 def trouble(template: str) -> str:
     """Return the problem with a template, or "". An error that a template raises for a conversation is no problem."""
     environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _today
@@ -66,7 +66,7 @@ def trouble(template: str) -> str:
     except (RecursionError, MemoryError):
         raise
     except Exception as error:  # not only jinja errors: Python raises ValueError for a number of 5,000 digits
-        return f"it is not a valid template ({str(error)[:MOST_REASON]})"
+        return f"it is not a valid template ({str(error)[:MAX_REASON]})"
     in_parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
     for messages in (TURNS[1:2], TURNS, TURNS[1:], in_parts, in_parts[1:]):
         for tools in (None, [TOOL]):
@@ -76,7 +76,7 @@ def trouble(template: str) -> str:
                 raise
             except Exception:
                 continue
-            if len(text) > MOST_CHARACTERS:
+            if len(text) > MAX_CHARACTERS:
                 return f"it renders a short conversation to {len(text)} characters"
     return ""
 

@@ -10,7 +10,7 @@ CONTEXT_IDS = 4
 MAX_HELD_IDS = 3
 """Maximum number of ids that can be an incomplete character, which has up to four bytes."""
 
-MOST_SKIPPED = 64
+MAX_SKIPPED = 64
 """Maximum number of ids to search backwards for the visible ids of the context."""
 
 
@@ -68,7 +68,7 @@ class TextReader:
         If there are none, return special tokens, since an empty context would mean the start of a text.
         """
         reach, found = CONTEXT_IDS, list[int]()
-        while reach <= MOST_SKIPPED:
+        while reach <= MAX_SKIPPED:
             found = list(self._visible(self._buffer.since(max(0, self.position - reach), self.position)))
             if len(found) >= CONTEXT_IDS or reach >= self.position:
                 break

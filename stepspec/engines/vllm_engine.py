@@ -24,14 +24,14 @@ from urllib.parse import parse_qsl
 from stepspec.base.extras import from_extra
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary, within
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     Ability,
-    Chunk,
     DrafterName,
     Generate,
     Sampling,
     Stop,
+    TokenChunk,
     Verification,
     Verify,
     check_ids,
@@ -40,7 +40,7 @@ from stepspec.engines.protocol import (
     most_likely,
     side_by_side,
 )
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.errors import EngineError, ModelError, UsageError, reason_of, unknown_name
 
 with from_extra("vllm", "The vLLM engine"):
@@ -105,7 +105,7 @@ class VllmEngine:
         self._folder = folder
         self._llm = llm
         self._loop = loop
-        self._metrics = Metrics()
+        self._metrics = EngineMetrics()
         self._closed = False
         speculative: Any = llm.vllm_config.speculative_config
         self.own_speculation: str = (
@@ -170,7 +170,7 @@ class VllmEngine:
             "device": f"vLLM on {self._device}",
         }
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals so far. Speculation metrics come from vLLM's own counters."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
@@ -186,13 +186,13 @@ class VllmEngine:
                 found.accepted_at.update(dict(enumerate(metric.values)))  # type: ignore[attr-defined]
         return found
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
         length = len(call.prompt) + len(call.after)
         check_room(self, length, 1)
         check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
-        watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         params = _params(within(call.sampling, self._vocabulary), stop, call)
         ids, salt = [*call.prompt.since(0), *call.after], hash_of(call.prompt.group, self._cache_salt)
@@ -214,9 +214,9 @@ class VllmEngine:
                     self._note(length, cached, output)
                     drafted, accepted = _speculated(delta)
                     costs = _queued(output), num_passes, drafted, accepted, cached
-                    yield Chunk(tuple(ids), end, *costs, logprobs=logprobs)
+                    yield TokenChunk(tuple(ids), end, *costs, logprobs=logprobs)
                     return
-                yield Chunk(tuple(ids), logprobs=logprobs)
+                yield TokenChunk(tuple(ids), logprobs=logprobs)
         raise EngineError(f"vLLM ended a generation of {self.name} without a finish reason.")
 
     async def check_schema(self, json_schema: str) -> None:

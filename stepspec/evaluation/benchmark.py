@@ -1,6 +1,6 @@
 """The schema of a benchmark file: where its problems are, how they are worded and how answers are graded.
 
-`stepspec.evaluation.running.problems` reads the problems.
+`stepspec.evaluation.run.problems` reads the problems.
 """
 
 from typing import Annotated, Literal
@@ -61,7 +61,7 @@ class RowsTable(FileModel):
 
     rows: int | None = Field(default=None, ge=1)
     sha256: Sha256 | None = None
-    """Content hash of the whole split, see `stepspec.evaluation.running.data.content_line`; None if unknown."""
+    """Content hash of the whole split, see `stepspec.evaluation.run.data.content_line`; None if unknown."""
     answer_from: AnswerFrom = "whole"
     skip_unanswered: bool = False
     """Skip rows without an answer instead of rejecting the data."""

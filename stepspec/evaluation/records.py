@@ -321,7 +321,7 @@ class Trace(Record):
         return self.problem, self.policy, self.repeat
 
 
-class Usage(Record):
+class ModelUsage(Record):
     """What a model read and wrote, in tokens of its own vocabulary."""
 
     prompt_tokens: Count = 0
@@ -351,7 +351,7 @@ class Block(WithRemoved):
     """Problem and repeat of every row."""
     wall_s: Wall
     committed_tokens: Count
-    usage: dict[str, Usage] | None = None
+    usage: dict[str, ModelUsage] | None = None
     """By role, target and draft."""
     node: Node | None = None
     """Where it ran; None for the machine in `run.json`."""
@@ -406,7 +406,7 @@ class Throughput(WithRemoved):
     """Committed tokens."""
     speedup_vs_target: float | None
     speedup_vs_target_ci: tuple[float, float] | None
-    usage: dict[str, Usage] | None = None
+    usage: dict[str, ModelUsage] | None = None
 
 
 class Group(Record):

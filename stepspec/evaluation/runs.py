@@ -25,7 +25,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Line:
+class FileLine:
     """A complete line of a file and its position."""
 
     file: Path
@@ -180,7 +180,7 @@ def iter_failures(folder: Path) -> Iterator[Failure]:
     return _iter_records(folder, "failures", Failure)
 
 
-def iter_lines(folder: Path, kind: str) -> Generator[Line]:
+def iter_lines(folder: Path, kind: str) -> Generator[FileLine]:
     """Yield the complete lines of all files of a kind: `rows.jsonl`, `rows-1of4.jsonl` and so on for `rows`.
 
     Raises:
@@ -192,7 +192,7 @@ def iter_lines(folder: Path, kind: str) -> Generator[Line]:
             with file.open("rb") as stream:
                 for number, content in enumerate(stream, 1):
                     if content.endswith(b"\n"):
-                        yield Line(file, number, offset, content)
+                        yield FileLine(file, number, offset, content)
                     offset += len(content)
         except OSError as error:
             raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error
@@ -210,7 +210,7 @@ def _iter_records(folder: Path, kind: str, model: type[R]) -> Generator[R]:
         yield _parse(line, model)
 
 
-def _parse(line: Line, model: type[R]) -> R:
+def _parse(line: FileLine, model: type[R]) -> R:
     try:
         return model.model_validate_json(line.content)
     except ValidationError as error:
@@ -276,6 +276,6 @@ class TraceIndex:
         try:
             with file.open("rb") as stream:
                 stream.seek(offset)
-                return _parse(Line(file, number, offset, stream.readline()), Trace)
+                return _parse(FileLine(file, number, offset, stream.readline()), Trace)
         except OSError as error:
             raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error

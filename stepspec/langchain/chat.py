@@ -37,7 +37,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.session import StepSpec
 from stepspec.base.keywords import check_known
 from stepspec.base.strict_json import read_json
@@ -47,7 +47,7 @@ from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
-from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
+from stepspec.langchain.shared_models import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Event, Noted, StepCommitted
@@ -172,7 +172,12 @@ class ChatStepSpec(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         policy = _hash_of(self.policy) if isinstance(self.policy, Policy) else self.policy
-        params = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
+        params = {
+            "model": self.result_model(self.model),
+            "draft": self.draft,
+            "policy": policy,
+            "base_url": self.base_url,
+        }
         params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         params |= {"judges": self.judges} if self.judges else {}
         params["ends"] = self.stop  # LangChain would overwrite the key "stop" with the value of the call
@@ -182,7 +187,7 @@ class ChatStepSpec(BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
             ls_provider=PROVIDER,
-            ls_model_name=self._name(kwargs.get("model", self.model)),
+            ls_model_name=self.result_model(kwargs.get("model", self.model)),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", self.temperature),
         )
@@ -215,14 +220,16 @@ class ChatStepSpec(BaseChatModel):
             loaded = self.pair if isinstance(self.pair, Pair) else shared_pair(self.model, self.draft, self.pair)
             return loaded.target.tokenizer.encode_text(text)
 
-    def _open(self, policy: str | Policy, model: str | None, draft: str | None, pair: Pair | str | None) -> StepSpec:
+    def open_session(
+        self, policy: str | Policy, model: str | None, draft: str | None, pair: Pair | str | None
+    ) -> StepSpec:
         """Return a session in this process. Models that are not loaded yet are loaded, which may take minutes."""
         if not isinstance(pair, Pair):
             wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
             pair = shared_pair(model, draft, pair, self.judges, wanted.judge_models)
         return StepSpec(policy=policy, pair=pair)
 
-    def _name(self, model: str | None) -> str:
+    def result_model(self, model: str | None) -> str:
         """Return the model's name in results."""
         if model is not None:
             return model
@@ -239,7 +246,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, self._in_thread(run_manager, kwargs))
+        call = self.make_call(stop, self._in_thread(run_manager, kwargs))
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -255,7 +262,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call = self._call(stop, self._in_thread(run_manager, kwargs))
+        call = self.make_call(stop, self._in_thread(run_manager, kwargs))
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 await call.emit(event)
@@ -300,7 +307,7 @@ class ChatStepSpec(BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **kwargs: Any
     ) -> AsyncGenerator[Event, None]:
         """Yield the typed events of a call, including proposed and judged steps, see `stepspec.StepSpec.stream`."""
-        async with aclosing(self._call(stop, kwargs).events(messages)) as events:
+        async with aclosing(self.make_call(stop, kwargs).events(messages)) as events:
             async for event in events:
                 yield event
 
@@ -311,16 +318,21 @@ class ChatStepSpec(BaseChatModel):
             return dict(kwargs)
         return {"session_id": str(thread), **kwargs}
 
-    def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
+    def make_call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_ChatCall":
+        """Return a call with these settings. It runs when its events are read.
+
+        Raises:
+            langchain_core.exceptions.ModelError: a setting is unknown or not supported.
+        """
         overrides = {name: value for name, value in kwargs.items() if name not in WITHOUT_EFFECT}
         with as_langchain_errors():
             check_known(overrides, PER_CALL, "setting of a call")
         if self.base_url is not None and overrides.get("draft") is not None:
             raise InvalidRequestError("With base_url, the service has its own draft; leave out draft.")
-        return _Call(self, {"stop": stop, **overrides} if stop is not None else overrides)
+        return _ChatCall(self, {"stop": stop, **overrides} if stop is not None else overrides)
 
     @cached_property
-    def _sessions(self) -> dict[Any, Any]:
+    def sessions(self) -> dict[Any, Any]:
         """The sessions of this chat model, by model, draft, policy and connection settings."""
         return {}
 
@@ -425,14 +437,14 @@ PER_CALL = (
 """Settings that a call can override."""
 
 
-class _Call:
+class _ChatCall:
     """One call: the model's settings and the call's overrides."""
 
     def __init__(self, chat: ChatStepSpec, overrides: Mapping[str, Any]) -> None:
         self._chat = chat
         self._overrides = overrides
         named = self._setting("model")
-        self.model: str | None = named if chat.base_url is not None else chat._name(named)
+        self.model: str | None = named if chat.base_url is not None else chat.result_model(named)
         self.policy: str | Policy | None = self._setting("policy")
         self._in_a_run = True
 
@@ -490,16 +502,16 @@ class _Call:
         pair = chat.pair if model == chat.model and draft == chat.draft else None
         judges = tuple(sorted((chat.judges or {}).items()))
         key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), judges, known, connection)
-        if key not in chat._sessions:
+        if key not in chat.sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
                 secret = chat.api_key.get_secret_value() if chat.api_key else None
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
-                chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
+                chat.sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
                 policy = self.policy or "two-level"
-                chat._sessions[key] = await asyncio.to_thread(chat._open, policy, model, draft, pair)
-        return chat._sessions[key]
+                chat.sessions[key] = await asyncio.to_thread(chat.open_session, policy, model, draft, pair)
+        return chat.sessions[key]
 
     def _options(self) -> RequestOptions:
         seed = self._setting("seed")

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, patch_config
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
 from stepspec.langchain.messages import chunk_of, last_chunk
-from stepspec.langchain.sharing import loop_thread
+from stepspec.langchain.shared_models import loop_thread
 from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
 
 State = Mapping[str, Any]
@@ -101,7 +101,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
     async def _chunks(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        call = self.chat._call(None, settings)
+        call = self.chat.make_call(None, settings)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if (payload := _payload(event)) is not None:

@@ -149,7 +149,7 @@ class Proposing:
         return cls(answer=answer, rereads=True)
 
 
-class Front:
+class DraftFront:
     """Where the draft writes on: after the text, and steps that are not committed yet."""
 
     def __init__(self, request: Request) -> None:
@@ -179,7 +179,7 @@ async def propose_chain(request: Request, table: Proposing) -> Chain:
         request: the request.
         table: what the draft may propose.
     """
-    started, front = time.perf_counter(), Front(request)
+    started, front = time.perf_counter(), DraftFront(request)
     request.pace.tries(request)
     most = 1 if request.transcript.open_ids else table.depth  # the rest of a step has less room than a whole one
     chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None

@@ -5,16 +5,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from statistics import fmean
 
-from stepspec.engines.protocol import Chunk
+from stepspec.engines.protocol import TokenChunk
 
-REPEATED, LONGEST_PERIOD = 32, 8
+REPEATED, MAX_PERIOD = 32, 8
 """A step is hopeless if its last tokens, as many as the first number, repeat with a period up to the second."""
 
 WINDOW = 16
 """Number of last tokens whose mean entropy is compared with the bound."""
 
 
-class Watch:
+class StepWatch:
     """Watches one step: whether it repeats itself, and whether its entropy stays low.
 
     Args:
@@ -28,7 +28,7 @@ class Watch:
         self.aborted = False
         """Whether the step is hopeless."""
 
-    async def until_hopeless(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    async def until_hopeless(self, chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks of the step until it ends or turns out hopeless.
 
         A step that arrives in one chunk, such as one from a server, is only marked.
@@ -50,4 +50,4 @@ class Watch:
 
 def repeats(ids: Sequence[int]) -> bool:
     """Whether the ids are one short sequence again and again."""
-    return len(ids) == REPEATED and any(ids[period:] == ids[:-period] for period in range(1, LONGEST_PERIOD + 1))
+    return len(ids) == REPEATED and any(ids[period:] == ids[:-period] for period in range(1, MAX_PERIOD + 1))

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Literal, TypeVar, get_args
 
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.engines.protocol import Chunk
+from stepspec.engines.protocol import TokenChunk
 from stepspec.loop.step import Counts, Event, StepCommitted, StepProposed, Times, TokenRounds
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class Ledger:
             passed = sum(position <= mark[0] for position in POSITIONS) - len(self._reached)
             self._reached.extend([mark] * passed)
 
-    def add_target_call(self, chunk: Chunk, *, first: bool = True) -> None:
+    def add_target_call(self, chunk: TokenChunk, *, first: bool = True) -> None:
         """Add the passes and token-level counts of the last chunk of a target call.
 
         `first`: whether the call may be the first of the request, see `found_cached`.

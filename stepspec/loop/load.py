@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 1024, 32, 0.5
+MIN_TOKENS, EPOCH_TOKENS, EPOCH_S = 1024, 32, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
-MOST_LATE = 0.1
+MAX_LATE = 0.1
 """Share of the requests that need not have committed in the first epoch after a change: none of fewer than ten. The
 fast ones alone say too much, and the slowest of many may take very long."""
 NOISE = 24.0
@@ -23,7 +23,7 @@ FIRST_TOKENS = 2048
 CERTAIN = 1.5
 """Gain or loss of speculation, in standard errors, at which a way is chosen before that. A smaller loss is no reason to
 leave what the policy asks for."""
-LEAST_REST, LONGEST_REST = 4, 64
+MIN_REST, MAX_REST = 4, 64
 """Time between two trials of the slower way, in times of the last one. It grows with the square of the evidence, as a
 first choice may be wrong."""
 MEMORY = 0.95
@@ -105,7 +105,7 @@ class Level:
             return not speculating
         best = self.best
         self.rested_s = self.rested_s + seconds if speculating == best else 0.0
-        rest = min(max(LEAST_REST, LEAST_REST * self.evidence**2), LONGEST_REST)
+        rest = min(max(MIN_REST, MIN_REST * self.evidence**2), MAX_REST)
         if self.rested_s <= rest * self.took_s[not best]:
             return best
         self.rested_s = 0.0
@@ -238,8 +238,8 @@ class LoadChoice:
     def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
         num_running = self.num_running
-        enough = self._num_tokens >= max(LEAST_TOKENS, EPOCH_TOKENS * num_running)
-        if enough and self._seconds >= EPOCH_S * num_running and len(self._late) <= MOST_LATE * num_running:
+        enough = self._num_tokens >= max(MIN_TOKENS, EPOCH_TOKENS * num_running)
+        if enough and self._seconds >= EPOCH_S * num_running and len(self._late) <= MAX_LATE * num_running:
             self._end()
         self._silent.discard(request)
         self._follow(request)

@@ -11,18 +11,18 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from stepspec.engines.protocol import Probe
 from stepspec.errors import ContextError, StepSpecError, UnknownIdError
-from stepspec.loop.judging import Answer, Evidence
+from stepspec.loop.judge import Answer, Evidence
 from stepspec.loop.ledger import Role, ahead
 from stepspec.loop.request import Request, marks_answer
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
 
 T = TypeVar("T")
-LEAST_PATIENCE_S = 0.05
+MIN_PATIENCE_S = 0.05
 """Shortest wait for the draft's step once the target's own is finished."""
 
 
 @dataclass(frozen=True)
-class Place:
+class LookaheadPosition:
     """A place after the committed text.
 
     Attributes:
@@ -62,7 +62,7 @@ class StepAhead:
 
 
 @dataclass
-class Comparison:
+class StepComparison:
     """The target's own step at a place, the draft steps that were compared with it, and the accepted one."""
 
     own: StepAhead
@@ -79,7 +79,7 @@ class Comparison:
 class Branches:
     """What is written at a place: the target's own step, and the draft's steps, each with what follows it."""
 
-    place: Place
+    place: LookaheadPosition
     started: float
     own: "asyncio.Task[StepAhead | None]"
     drafts: "list[tuple[asyncio.Task[StepAhead | None], asyncio.Task[Branches | None]]]"
@@ -137,20 +137,22 @@ class Lookahead:
             task.cancel()
             self.drop(self._tasks[task])
 
-    def look(self, place: Place, depth: int) -> Branches:
+    def look(self, place: LookaheadPosition, depth: int) -> Branches:
         """Start the target's own step at a place, and the draft's, with everything after them up to a depth."""
         started, own = time.perf_counter(), self.start(self.write, place)
         drafts = [self.start(self.draft, place, sibling) for sibling in range(self._width if depth else 0)]
         following = [(draft, self.start(self._follow, place, draft, depth - 1)) for draft in drafts]
         return Branches(place, started, own, following)
 
-    async def _follow(self, place: Place, draft: "asyncio.Task[StepAhead | None]", depth: int) -> Branches | None:
+    async def _follow(
+        self, place: LookaheadPosition, draft: "asyncio.Task[StepAhead | None]", depth: int
+    ) -> Branches | None:
         found = await draft
         if found is None or found.step.tag is not None or not self._may_stand(place, found.step):
             return None
         step, ids = found.step, found.step.ids
         committed = Step(self._index(place), "draft", step.text, len(ids), len(ids), "delimiter")
-        return self.look(Place((*place.ids, *ids), (*place.steps, committed)), depth)
+        return self.look(LookaheadPosition((*place.ids, *ids), (*place.steps, committed)), depth)
 
     async def wait(self, role: Role, task: "asyncio.Task[T]") -> T:
         """Wait for work of a role."""
@@ -162,7 +164,7 @@ class Lookahead:
 
         The target then continues alone, as looking ahead cannot save time.
         """
-        patience = max(LEAST_PATIENCE_S, time.perf_counter() - branches.started)
+        patience = max(MIN_PATIENCE_S, time.perf_counter() - branches.started)
         with self._request.ledger.waiting("draft"):
             await asyncio.wait([draft], timeout=patience)
         if draft.done():
@@ -170,7 +172,7 @@ class Lookahead:
         self._draft_failed, self._request.not_proposed = True, "the draft was too slow"
         return None
 
-    async def draft(self, place: Place, sibling: int = 0) -> StepAhead | None:
+    async def draft(self, place: LookaheadPosition, sibling: int = 0) -> StepAhead | None:
         """Return the draft's next step at a place; None if it failed, was too slow, or has no room.
 
         Steps of other `sibling` numbers have other random seeds.
@@ -191,7 +193,7 @@ class Lookahead:
         request.spans.drafted(since, self._index(place), len(step.ids))
         return step
 
-    async def write(self, place: Place) -> StepAhead | None:
+    async def write(self, place: LookaheadPosition) -> StepAhead | None:
         """Return the target's own step at a place; None if there is no room or no time for one."""
         request, since = self._request, time.time_ns()
         room = request.limits.room - len(place.ids)
@@ -212,10 +214,10 @@ class Lookahead:
         self._steps.append(step)
         return step
 
-    def _index(self, place: Place) -> int:
+    def _index(self, place: LookaheadPosition) -> int:
         return len(self._request.transcript.steps) + len(place.steps)
 
-    def _may_stand(self, place: Place, step: Proposal) -> bool:
+    def _may_stand(self, place: LookaheadPosition, step: Proposal) -> bool:
         """Whether a draft step can be accepted at all.
 
         A repeated step, one that begins a tool call, one that reached its longest length, and one with tokens that the
@@ -228,10 +230,10 @@ class Lookahead:
         usable = step.end != "length" and not unusable
         return usable and request.target_has(step.ids) and not request.limits.opens_call(step.text, before)
 
-    def _text_before(self, place: Place) -> str:
+    def _text_before(self, place: LookaheadPosition) -> str:
         return place.steps[-1].text if place.steps else self._request.transcript.last_text
 
-    def _answers(self, place: Place, *steps: Proposal) -> bool:
+    def _answers(self, place: LookaheadPosition, *steps: Proposal) -> bool:
         """Whether one of the steps at a place ends the thinking, or belongs to the answer of a model that does not mark
         its thinking. Then the target's own step stands."""
         if any(step.tag is not None for step in steps):
@@ -242,7 +244,7 @@ class Lookahead:
         marked = any(marks_answer(text, before) for before, text in pairwise(texts))
         return marked or self._request.has_answered or any(marks_answer(step.text, texts[-1]) for step in steps)
 
-    async def same(self, place: Place, draft: StepAhead, comparison: Comparison) -> bool:
+    async def same(self, place: LookaheadPosition, draft: StepAhead, comparison: StepComparison) -> bool:
         """Return whether a draft step means the same as the target's own step at a place.
 
         Steps with the same words do. A step that ends the thinking or answers means the same only as one with the same
@@ -266,7 +268,7 @@ class Lookahead:
             comparison.accepted = draft
         return verdict.accepted
 
-    async def _judge(self, place: Place, step: Proposal, own: Proposal) -> Verdict:
+    async def _judge(self, place: LookaheadPosition, step: Proposal, own: Proposal) -> Verdict:
         request = self._request
 
         async def ask(probe: Probe) -> Answer:
@@ -285,7 +287,7 @@ class Lookahead:
         with request.ledger.time("judge"):
             return await request.ask_panel(evidence, no_pass)
 
-    def _may_be_last(self, path: "list[Comparison]", number: int) -> bool:
+    def _may_be_last(self, path: "list[StepComparison]", number: int) -> bool:
         """Whether an accepted draft step may be the last one of a model that does not mark its thinking: the target
         ends the text after it, or has not written there."""
         comparison = path[number]
@@ -296,7 +298,7 @@ class Lookahead:
         following = path[number + 1].own.step if number + 1 < len(path) else None
         return following is None or not following.num_written
 
-    def commit(self, path: list[Comparison]) -> bool:
+    def commit(self, path: list[StepComparison]) -> bool:
         """Commit the steps of a path while the thinking goes on. Return whether to keep speculating."""
         request = self._request
         for number, comparison in enumerate(path):

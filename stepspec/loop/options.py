@@ -20,7 +20,7 @@ from pydantic import (
 from stepspec.base.file_problems import BOUNDS, KINDS
 from stepspec.base.keywords import check_known
 from stepspec.chat.tools import Tool
-from stepspec.engines.protocol import HIGHEST_ID, HIGHEST_NUMBER, Engine, Sampling, check_numbers
+from stepspec.engines.protocol import HIGHEST_ID, MAX_NUMBER, Engine, Sampling, check_numbers
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import UsageError
 
@@ -44,10 +44,10 @@ class RequestOptions(BaseModel):
     )
     """How both models sample tokens: a `Sampling`, or a mapping of the fields that differ from the default sampling of
     the model that answers, see `Engine.default_sampling`. None is that default."""
-    max_tokens: int | None = Field(default=None, ge=1, le=HIGHEST_NUMBER)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_NUMBER)
     """Limit for thinking and answer together; None allows as many as fit the context. Tokens that speculation wastes do
     not count; they have their own limit, see `Ledger.may_waste`."""
-    max_thinking_tokens: int | None = Field(default=None, ge=0, le=HIGHEST_NUMBER, title="at least 0 (no thinking)")
+    max_thinking_tokens: int | None = Field(default=None, ge=0, le=MAX_NUMBER, title="at least 0 (no thinking)")
     """After this many tokens, the thinking ends and the target answers."""
     max_thinking_s: float | None = Field(default=None, gt=0)
     """After this many seconds, the thinking ends and the target answers. If the model does not separate its thinking,

@@ -11,7 +11,7 @@ from stepspec.loop.costs import ChainCosts, Mean
 from stepspec.loop.load import LoadChoice
 from stepspec.loop.step import NotProposed
 
-MOST_SAVED = 10.0
+MAX_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the
 worse can cost. A single loss counts as no more than that, as a machine may stall."""
 KEPT = 3.0
@@ -20,24 +20,24 @@ request. What pays at one load may not pay at another."""
 FREE_S = 1.0
 """Seconds that speculation may cost at first, and after which no chain begins before the target's own speed is known.
 The first passes of a model also allocate and compile, and a bad first step says little about the next ones."""
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Least share of the target's time that a chain must save to be no loss."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 FIRST_CONTROL, RARER, CONTROL_EVERY = 4, 4, 256
 """Number of chains before the first control, the factor by which it grows with each further one, and most chains
 between two controls."""
-MOST_CONTROLS, SPREAD = 16, 1.5
+MAX_CONTROLS, SPREAD = 16, 1.5
 """Number of measurements of controls that count, and how many times as slow or as fast as the median one of them counts
 as. A machine that stalls in one of the first few would make the target look slow for long."""
-PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
+PATIENCE, MIN_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 READ_TOKENS = 16
 """Tokens that a draft may read in the time in which it may write one."""
-MOST_REREAD = 256
+MAX_REREAD = 256
 """Longest text that a target reads again to check an answer of the draft. A server may need memory for the logits of
 all its tokens; vLLM keeps as much free for the sampling of 256 requests."""
-MOST_REST = 64
+MAX_REST = 64
 """Most answers that the target writes before the draft's is checked once more, where that cost more than it saved."""
 
 
@@ -45,7 +45,7 @@ class ControlSpeed:
     """Seconds a token of the latest controls."""
 
     def __init__(self) -> None:
-        self._token_s = deque[tuple[float, int]](maxlen=MOST_CONTROLS)
+        self._token_s = deque[tuple[float, int]](maxlen=MAX_CONTROLS)
         self.value, self.num_tokens = 0.0, 0
 
     def note(self, token_s: float, num_tokens: int) -> None:
@@ -136,7 +136,7 @@ class StepPace:
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
     under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
-    A chain that saves less than `LEAST_GAIN` counts as a loss: the draft's text may be longer than the target's own,
+    A chain that saves less than `MIN_GAIN` counts as a loss: the draft's text may be longer than the target's own,
     and it may be wrong.
 
     Under load the times of all requests add up, and a chain takes passes from the others, which its own time does not
@@ -194,7 +194,7 @@ class StepPace:
         target did not have to write."""
         if self._target.is_known:
             self._saved_s.note(num_kept * self._target.token_s - seconds)
-            self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MOST_REST)
+            self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MAX_REST)
 
     def generated(self, num_tokens: int, seconds: float, *, control: bool = False) -> None:
         """Note that the target has generated tokens.
@@ -244,11 +244,11 @@ class StepPace:
 
     def _ended(self, num_committed: int, seconds: float) -> None:
         target_s = num_committed * self._target.token_s
-        self._settle((1 - LEAST_GAIN) * target_s - seconds)
+        self._settle((1 - MIN_GAIN) * target_s - seconds)
 
     def _settle(self, seconds: float) -> None:
         self._note_level()
-        most = max(self._free_s, (MOST_SAVED + self.load.num_running) * self._chain_s.value)
+        most = max(self._free_s, (MAX_SAVED + self.load.num_running) * self._chain_s.value)
         self._balance_s = min(self._balance_s + max(seconds, -most), most)
 
     def _note_level(self) -> None:
@@ -306,7 +306,7 @@ class StepPace:
     def rereads(self, num_tokens: int) -> bool:
         """Return whether the target should read a whole text again to check an answer of the draft. If that has cost
         more than it saved, it does so now and then."""
-        if num_tokens > MOST_REREAD:
+        if num_tokens > MAX_REREAD:
             return False
         if self._saved_s.value >= 0:
             return True
@@ -329,4 +329,4 @@ class StepPace:
         if self._max_overhead is None or not (self._target.is_known and step_tokens.weight):
             return None  # the first step may take what it takes, and what it took then counts
         num_tokens = step_tokens.value + num_unread / READ_TOKENS
-        return max(LEAST_PATIENCE_S, PATIENCE * self._target.token_s * num_tokens)
+        return max(MIN_PATIENCE_S, PATIENCE * self._target.token_s * num_tokens)

@@ -14,7 +14,7 @@ from stepspec.errors import UsageError
 from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.judging import AnyJudge, Judge, Panel, ThresholdJudge
+from stepspec.loop.judge import AnyJudge, Judge, Panel, ThresholdJudge
 
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""

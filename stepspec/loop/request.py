@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 from stepspec.chat.answer import AnswerReader
 from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import (
-    Chunk,
     Distant,
     Drafting,
     Engine,
@@ -26,6 +25,7 @@ from stepspec.engines.protocol import (
     Probe,
     Sampling,
     Stop,
+    TokenChunk,
     Verification,
     Verify,
     check_room,
@@ -35,8 +35,8 @@ from stepspec.engines.protocol import (
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 from stepspec.loop.breaker import Breaker
-from stepspec.loop.hopeless import Watch
-from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
+from stepspec.loop.hopeless import StepWatch
+from stepspec.loop.judge import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Limits, cut_off, has_passed
 from stepspec.loop.options import RequestOptions
@@ -53,7 +53,7 @@ from stepspec.loop.step import (
     Verdict,
 )
 from stepspec.loop.tracing import Spans
-from stepspec.loop.transcript import MOST_HEADER, Transcript
+from stepspec.loop.transcript import MAX_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
@@ -257,7 +257,7 @@ class Request:
         assert self.tags is not None
         assert self.tags.header_end is not None
         if self.limits.allow_more():
-            await self._write(self.answer_ends | {self.tags.header_end}, most=MOST_HEADER)
+            await self._write(self.answer_ends | {self.tags.header_end}, most=MAX_HEADER)
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -336,7 +336,11 @@ class Request:
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
         logprobs = self.policy.needs_draft_logprobs or recorded
         call = Generate(self.transcript.buffer, sampling, stop, after=tuple(after), logprobs=logprobs)
-        watch, since, num_worked = Watch(self.policy.step.abort_entropy), time.perf_counter(), self.breaker.num_worked
+        watch, since, num_worked = (
+            StepWatch(self.policy.step.abort_entropy),
+            time.perf_counter(),
+            self.breaker.num_worked,
+        )
         try:
             with self.ledger.time("draft"):
                 num_before = len(self.transcript.buffer) + len(after)
@@ -376,7 +380,7 @@ class Request:
             self._draft_samplings[sibling] = self.sampling.reseeded(DRAFT_SEED * (sibling + 1))
         return self._draft_samplings[sibling]
 
-    def _text_of(self, chunk: Chunk) -> str:
+    def _text_of(self, chunk: TokenChunk) -> str:
         """Return the text of a step, without the tag that ends it."""
         return self.tokenizer.decode(self.transcript.visible(chunk.ids[: num_written(chunk)]))
 
@@ -803,7 +807,7 @@ class Request:
             return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
+        num_before, chunk, watch = len(self.transcript.open_ids), TokenChunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
         reads_prompt, since, waited_s = self.ledger.cached is None, time.perf_counter(), 0.0
@@ -997,12 +1001,12 @@ class WritingWatch:
             self._bundles, self._told = self._bundles[len(bundles) - 1 :], True
 
 
-def num_written(chunk: Chunk) -> int:
+def num_written(chunk: TokenChunk) -> int:
     """Return the number of tokens of a finished call without the token that ended it."""
     return len(chunk.ids) - (chunk.end == "token")
 
 
-def _step_of(chunk: Chunk, text: str) -> Proposal:
+def _step_of(chunk: TokenChunk, text: str) -> Proposal:
     """Return a step from a finished call and its text. The details of the tag that ends it are left out."""
     count = num_written(chunk)
     logprobs, entropies, margins = (
@@ -1012,7 +1016,9 @@ def _step_of(chunk: Chunk, text: str) -> Proposal:
     return Proposal(chunk.ids, text, count, logprobs, entropies, margins, chunk.end or "length")
 
 
-async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) -> AsyncGenerator[Chunk, None]:
+async def punctual(
+    chunks: AsyncGenerator[TokenChunk, None], deadline: float | None
+) -> AsyncGenerator[TokenChunk, None]:
     """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
     async with aclosing(chunks):
         while True:

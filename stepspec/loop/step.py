@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
 from stepspec.engines.protocol import ChunkEnd
-from stepspec.loop.rendering import result_html, result_text
+from stepspec.loop.display import result_html, result_text
 
 Origin = Literal["draft", "salvaged", "target"]
 """Who wrote a committed step: the draft, both models, or the target. Family `score` salvages the draft's beginning of a
@@ -292,7 +292,7 @@ class StepCommitted:
     type: Literal["step.committed"] = "step.committed"
 
 
-LEAST_TO_JUDGE_BY = 8
+MIN_TO_JUDGE_BY = 8
 """Fewest tokens of the target from which its speed in a request is estimated."""
 
 
@@ -378,7 +378,7 @@ class Result:
         """Estimated speedup over the target alone, at the speed at which it wrote its own tokens in this request. This
         is not a measurement. None if the target wrote too few tokens, or several steps concurrently."""
         written, times = self.counts.generated, self.times
-        if written < LEAST_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
+        if written < MIN_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
             return None
         return self.counts.committed * times.target / written / times.wall
 

@@ -29,7 +29,7 @@ DRAFT_SPAN, VERIFY_SPAN, REGENERATE_SPAN, STEP_SPAN = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestAttributes:
     """What a request's span records at its start."""
 
     target: str
@@ -83,7 +83,7 @@ class Spans:
         asked: what the request's span records at its start; None records nothing.
     """
 
-    def __init__(self, asked: Asked | None = None) -> None:
+    def __init__(self, asked: RequestAttributes | None = None) -> None:
         self._asked = asked
         self._api = None if asked is None else _api()
         self._span: Any = None

@@ -9,12 +9,12 @@ from functools import partial
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.text import TextReader, visible_ids
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
 
-MOST_HEADER = 32
+MAX_HEADER = 32
 """Most tokens of the header of a message."""
 
 
@@ -71,8 +71,8 @@ class Transcript:
         self._watch = self._new_watch()
         self._step_end: StepEnd | None = None
 
-    def _new_watch(self) -> StopWatch:
-        return StopWatch(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
+    def _new_watch(self) -> StopMatcher:
+        return StopMatcher(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
 
     @property
     def last_text(self) -> str:
@@ -213,7 +213,7 @@ class Transcript:
         self.buffer.append([id])
         self._header.append(id)
         self.ended = id in self._answer_ends
-        if not self.ended and id != self._tags.header_end and len(self._header) < MOST_HEADER:
+        if not self.ended and id != self._tags.header_end and len(self._header) < MAX_HEADER:
             return
         header, self._header = self._header, None
         is_whole, text = id == self._tags.header_end, self._tokenizer.decode(header)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     Ability,
-    Chunk,
     DrafterName,
     Engine,
     Generate,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Tokenizer,
     Verification,
     Verify,
@@ -83,7 +83,7 @@ class TranslatedDraft:
         """See `Engine.own_speculation`."""
         return self._draft.own_speculation
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. If
         the text is cut, they are of those ids that begin before the cut.
 
@@ -102,7 +102,7 @@ class TranslatedDraft:
         self._ahead[(*call.after, *ids)] = (*after, *written)
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         output = ids if tag is None else [*ids, tag]
-        translated = Chunk(
+        translated = TokenChunk(
             tuple(output),
             chunk.end,
             chunk.queue_s,
@@ -119,7 +119,9 @@ class TranslatedDraft:
         else:
             yield translated
 
-    def _cut(self, chunk: Chunk, written: Sequence[int], length: int, end: Literal["token", "length"]) -> Chunk:
+    def _cut(
+        self, chunk: TokenChunk, written: Sequence[int], length: int, end: Literal["token", "length"]
+    ) -> TokenChunk:
         """Return the first `length` ids of a chunk for which the draft has written `written`."""
         tokenizer, kept = self._draft.tokenizer, chunk.ids[:length]
         num_characters, count = len(self.tokenizer.decode(visible_ids(self.tokenizer, kept))), 0
@@ -169,7 +171,7 @@ class TranslatedDraft:
         """See `Engine.describe`."""
         return self._draft.describe()
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """See `Engine.metrics`."""
         return self._draft.metrics()
 

@@ -24,7 +24,7 @@ OUTPUT_WEIGHT = 2
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """Limits of the service. None means no limit."""
 
     max_running: int = 128
@@ -113,7 +113,7 @@ class Entrance:
 class Admission:
     """Lets a bounded number of requests run, and keeps the others in a queue."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
         self.num_running = 0
         """Answers that are being generated."""

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from stepspec import __version__
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.serve.answers import ChatAnswer
 from stepspec.serve.completions import CompletionAnswer, CompletionRequest
@@ -37,7 +37,7 @@ from stepspec.serve.responses_request import ResponsesRequest
 from stepspec.serve.schemas import Load, ModelCard, ModelList, Version
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
-from stepspec.serve.streaming import CLIENT_LEFT, respond
+from stepspec.serve.streams import CLIENT_LEFT, respond
 
 
 def create_app(

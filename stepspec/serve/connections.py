@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self.url, self._status, self._part = b"", 400, ""
         self._running: RequestResponseCycle | None = None
         self._num_unparsed = self._num_unsent = 0
-        self.idle_since = self._moved = time.monotonic()
+        self.idle_since = self.moved = time.monotonic()
         self._deadline = self.idle_since + HEAD_S
         if is_new and len(self.connections) > (most := max_connections()):
             self._make_room(1 + most // 8)
@@ -84,8 +84,8 @@ class Connection(HttpToolsProtocol):
         found = cast("set[Connection]", self.connections - {self})
         closed = heapq.nsmallest(number, [each for each in found if each.is_idle], key=lambda each: each.idle_since)
         if not closed:
-            late = [each for each in found if each.flow.write_paused or each._answering is None]
-            closed = [min(late, key=lambda each: (each._may_generate, each._moved), default=self)]
+            late = [each for each in found if each.flow.write_paused or each.answering is None]
+            closed = [min(late, key=lambda each: (each.may_generate, each.moved), default=self)]
         for each in closed:
             each.abort()
 
@@ -100,14 +100,15 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     @property
-    def _answering(self) -> RequestResponseCycle | None:
+    def answering(self) -> RequestResponseCycle | None:
         """The request that arrived in full and is being answered. What the client sends is then a later request."""
         cycle = self._running
         return None if cycle is None or cycle.more_body or cycle.response_complete else cycle
 
     @property
-    def _may_generate(self) -> bool:
-        return self._answering is not None and self._answering.scope["method"] == "POST"
+    def may_generate(self) -> bool:
+        """Whether an answer may take long because a model writes it."""
+        return self.answering is not None and self.answering.scope["method"] == "POST"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the running request, which is not `cycle` if others wait, and drop those that wait."""
@@ -125,11 +126,11 @@ class Connection(HttpToolsProtocol):
         """Close the connection if its client is late. Call it once a second."""
         unsent, is_closing = self._wire.get_write_buffer_size(), self.transport.is_closing()
         if unsent != self._num_unsent or not (unsent or is_closing):  # it grows until the application has to wait
-            self._moved = now
+            self.moved = now
         self._num_unsent = unsent
-        if now > self._moved + STALL_S:
+        if now > self.moved + STALL_S:
             self.abort()
-        elif self.flow.read_paused or self._answering is not None:  # it is not the client that is late
+        elif self.flow.read_paused or self.answering is not None:  # it is not the client that is late
             self._deadline = max(self._deadline, now + HEAD_S)
         elif now > self._deadline and not is_closing:  # with TLS, it closes when the client does
             self.transport.close()

@@ -240,10 +240,16 @@ class TextRequest(Body):
             RefusedError: a field is invalid, or the answer's format is not supported.
         """
         request = super().validated(fields)
-        request._form = read_form(
-            request.response_format, request.guided_json, request.guided_choice, request.structured_outputs
-        )
+        request.read_form()
         return request
+
+    def read_form(self) -> None:
+        """Read the answer's format from its fields.
+
+        Raises:
+            RefusedError: the format is not supported.
+        """
+        self._form = read_form(self.response_format, self.guided_json, self.guided_choice, self.structured_outputs)
 
     @property
     def renamed(self) -> Mapping[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.base.files import former_name, list_data_files
 from stepspec.errors import UsageError, unknown_name

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.loop.step import Event, Result, StepCommitted
 from stepspec.serve.admission import Admission

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stepspec.api.loading import Pair, load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME, PAIRS
 from stepspec.errors import UsageError
 from stepspec.loop.policy import Policy
@@ -13,7 +13,7 @@ NAMED = re.compile(r"([\w.-]+)=(.+)")
 """A pair with a name of its own, NAME=MODELS."""
 
 
-class Wanted(NamedTuple):
+class WantedPair(NamedTuple):
     """The models of a pair to load: its name, or spec strings."""
 
     pair: str | None
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
         }
 
 
-def wanted_pairs(pairs: Sequence[str], target: str | None, draft: str | None) -> Mapping[str, Wanted]:
+def wanted_pairs(pairs: Sequence[str], target: str | None, draft: str | None) -> Mapping[str, WantedPair]:
     """Return the pairs to serve by name. The name of a pair of `target` is empty: it is that of the target.
 
     Args:
@@ -51,22 +51,24 @@ def wanted_pairs(pairs: Sequence[str], target: str | None, draft: str | None) ->
             "Name models either with --pair or with --target and --draft. --pair NAME=TARGET,DRAFT has both."
         )
     if not pairs:
-        return {"": Wanted(None, target, draft)} if target or draft else {EMBEDDED_NAME: Wanted(None, None, None)}
-    found: dict[str, Wanted] = {}
+        return (
+            {"": WantedPair(None, target, draft)} if target or draft else {EMBEDDED_NAME: WantedPair(None, None, None)}
+        )
+    found: dict[str, WantedPair] = {}
     for each in pairs:
         named = NAMED.fullmatch(each)
         name, models = (named[1], named[2]) if named else (each.partition("?")[0], each)
         if name in found:
             raise UsageError(f"Two pairs have the name {name!r}. Name one of them with --pair NAME=MODELS.")
         if not named or models.partition("?")[0] in PAIRS:
-            found[name] = Wanted(models, None, None)
+            found[name] = WantedPair(models, None, None)
             continue
         first, _, second = models.partition(",")
-        found[name] = Wanted(None, first, second or None)
+        found[name] = WantedPair(None, first, second or None)
     return found
 
 
-def load_pairs(wanted: Mapping[str, Wanted], policy: Policy, judges: Mapping[str, str] | None) -> dict[str, Pair]:
+def load_pairs(wanted: Mapping[str, WantedPair], policy: Policy, judges: Mapping[str, str] | None) -> dict[str, Pair]:
     """Load pairs, and return them by name.
 
     Raises:

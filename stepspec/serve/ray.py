@@ -30,20 +30,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepspec.api.loading import Pair, check_models
+from stepspec.api.models import Pair, check_models
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.engines.protocol import hash_of
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.loop.policy import load_policy
-from stepspec.serve.admission import RETRY_S, Entrance, Limits
+from stepspec.serve.admission import RETRY_S, Entrance, ServiceLimits
 from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
 from stepspec.serve.errors import BusyError, LostError, error_body, headers_of, status_of
 from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
 from stepspec.serve.keys import ENVIRONMENT, Keys
 from stepspec.serve.log import header
-from stepspec.serve.merging import merged_metrics
+from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.pairs import load_pairs, wanted_pairs
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -161,7 +161,7 @@ class Models:
     def __init__(self, arguments: Arguments, load: Callable[[], Mapping[str, Pair]], board: Any) -> None:
         self._board = board
         self._name = serve.get_replica_context().replica_id.unique_id
-        limits = Limits(arguments.max_running, arguments.max_queued, max_wait_s=arguments.max_wait)
+        limits = ServiceLimits(arguments.max_running, arguments.max_queued, max_wait_s=arguments.max_wait)
         settings = Settings(limits=limits, keys=Keys(arguments.api_keys, os.environ), drain_s=arguments.drain)
         made = create_app(load(), arguments.policy, settings)
         self._app: ASGIApp = made

@@ -22,7 +22,7 @@ Data = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Item:
+class _OutputItem:
     """An output item while it is generated."""
 
     type: ClassVar[str]
@@ -71,7 +71,7 @@ class _Item:
         return {"item_id": self.id, "output_index": self._index}
 
 
-class _PartItem(_Item, ABC):
+class _PartItem(_OutputItem, ABC):
     """An item whose text is in a content part."""
 
     def data(self) -> Data:
@@ -107,7 +107,7 @@ class _Reasoning(_PartItem):
         return {"type": "reasoning_text", "text": self.text}
 
 
-class _Message(_PartItem):
+class _MessageItem(_PartItem):
     """The text of the answer."""
 
     type, prefix, event = "message", "msg", "response.output_text"
@@ -126,7 +126,7 @@ class _Message(_PartItem):
         return super()._text_event(change, **fields, logprobs=self.logprobs)
 
 
-class _Call(_Item):
+class _CallItem(_OutputItem):
     """A tool call."""
 
     type, prefix, event = "function_call", "fc", "response.function_call_arguments"
@@ -144,7 +144,7 @@ class _Call(_Item):
 
 
 class ResponsesAnswer:
-    """Builds the response to one request, see `stepspec.serve.streaming.Answer`."""
+    """Builds the response to one request, see `stepspec.serve.streams.AnswerFormat`."""
 
     named_events = True
 
@@ -161,7 +161,7 @@ class ResponsesAnswer:
         self._with_events = bool(request.stepspec and request.stepspec.events)
         self._with_reasoning = request.text_request.include_reasoning is not False
         self._head = _head(request, model)
-        self._items: list[_Item] = []
+        self._items: list[_OutputItem] = []
         self._num_events = 0
 
     def begin(self) -> list[Data]:
@@ -202,11 +202,11 @@ class ResponsesAnswer:
         elif isinstance(event, Noted):
             yield {"type": f"stepspec.{event.type}", "stepspec": {"note": event.text}}
         elif isinstance(event, AnswerDelta) and event.text:
-            if not any(isinstance(item, _Message) for item in self._open_items()):
-                yield from self._begun(_Message(len(self._items)))
+            if not any(isinstance(item, _MessageItem) for item in self._open_items()):
+                yield from self._begun(_MessageItem(len(self._items)))
             yield self._items[-1].delta(event.text)
         elif isinstance(event, ToolCalled) and event.call.problem is None:
-            yield from self._begun(_Call(len(self._items), event.call.id, event.call.name))
+            yield from self._begun(_CallItem(len(self._items), event.call.id, event.call.name))
             yield self._items[-1].delta(event.call.arguments)
             yield from self._items[-1].closing("completed")
 
@@ -223,9 +223,9 @@ class ResponsesAnswer:
 
     def _ending(self, result: Result) -> Iterator[Data]:
         status: Status = "incomplete" if result.finish_reason == "length" else "completed"
-        if status == "completed" and not any(isinstance(item, _Message | _Call) for item in self._items):
-            yield from self._begun(_Message(len(self._items)))  # some clients look for a message
-        _add_logprobs([item for item in self._items if isinstance(item, _Message)], result)
+        if status == "completed" and not any(isinstance(item, _MessageItem | _CallItem) for item in self._items):
+            yield from self._begun(_MessageItem(len(self._items)))  # some clients look for a message
+        _add_logprobs([item for item in self._items if isinstance(item, _MessageItem)], result)
         for item in self._open_items():
             yield from item.closing(status)
         yield {"type": f"response.{status}", "response": self._ended(result, status)}
@@ -240,14 +240,14 @@ class ResponsesAnswer:
         """Return the response as it is now."""
         return {**self._head, "status": status, "output": [item.data() for item in self._items], **fields}
 
-    def _begun(self, item: _Item) -> Iterator[Data]:
+    def _begun(self, item: _OutputItem) -> Iterator[Data]:
         """End the item before, and begin the next one."""
         for before in self._open_items():
             yield from before.closing("completed")
         self._items.append(item)
         yield from item.opening()
 
-    def _open_items(self) -> list[_Item]:
+    def _open_items(self) -> list[_OutputItem]:
         """Return the last item if it has not ended."""
         return [item for item in self._items[-1:] if item.status == "in_progress"]
 
@@ -312,7 +312,7 @@ def _usage(result: Result) -> Data:
     }
 
 
-def _add_logprobs(messages: Sequence[_Message], result: Result) -> None:
+def _add_logprobs(messages: Sequence[_MessageItem], result: Result) -> None:
     """Give each message the log-probabilities of its tokens.
 
     Tokens that only partly belong to a message count. If the tokens do not add up to the text, as with characters of

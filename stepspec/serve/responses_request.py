@@ -208,10 +208,18 @@ class ResponsesRequest(Body):
             RefusedError: a field is invalid or not supported.
         """
         request = super().validated(fields)
-        chat_fields = request._translated()
-        with _in_names_of_responses():
-            request._chat = ChatRequest.validated(chat_fields)
+        request.translate()
         return request
+
+    def translate(self) -> None:
+        """Translate the fields to those of a chat completion.
+
+        Raises:
+            RefusedError: a field is invalid or not supported.
+        """
+        chat_fields = self._translated()
+        with _in_names_of_responses():
+            self._chat = ChatRequest.validated(chat_fields)
 
     @property
     def ignored(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from fastapi import Request
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.session import PreparedRequest, Question
 from stepspec.engines.protocol import group_of
 from stepspec.serve.admission import Admission

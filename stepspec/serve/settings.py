@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepspec.base.strict_json import MAX_BODY_BYTES
-from stepspec.serve.admission import Limits
+from stepspec.serve.admission import ServiceLimits
 from stepspec.serve.keys import Keys
 
 
@@ -22,7 +22,7 @@ class Settings:
         log_prompts: whether the log has the prompts.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
     keys: Keys = field(default_factory=Keys)
     max_body_bytes: int = MAX_BODY_BYTES
     hosts: Sequence[str] = ()

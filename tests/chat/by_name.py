@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from following import FollowingEngine, following_pair
 
-from stepspec.api import loading
+from stepspec.api import models
 
 MODULE = "following_by_name"
 
@@ -32,4 +32,4 @@ def name_engines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType(MODULE)
     module.ByName = ByName
     monkeypatch.setitem(sys.modules, MODULE, module)
-    monkeypatch.setattr(loading, "ENGINES", {**loading.ENGINES, kind: (MODULE, "ByName", "none")})
+    monkeypatch.setattr(models, "ENGINES", {**models.ENGINES, kind: (MODULE, "ByName", "none")})

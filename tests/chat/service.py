@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.cli.sockets import listening_sockets
 from stepspec.serve import Settings, create_app
 from stepspec.serve.server import Server, Serving

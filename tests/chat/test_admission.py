@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepspec.chat.events import AnswerDelta
 from stepspec.loop.step import Event
-from stepspec.serve.admission import Admission, Entrance, Limits, Ticket
+from stepspec.serve.admission import Admission, Entrance, ServiceLimits, Ticket
 from stepspec.serve.errors import BusyError
 from stepspec.serve.generation import merged
 
@@ -51,7 +51,7 @@ class Requests:
 
 
 async def test_requests_beyond_the_limits_wait_or_are_turned_away() -> None:
-    requests = Requests(Admission(Limits(max_running=2, max_queued=1)))
+    requests = Requests(Admission(ServiceLimits(max_running=2, max_queued=1)))
     await requests.arrive("a1", "a2")
     assert not requests.admission.is_full
     await requests.arrive("a3", "a4")
@@ -63,7 +63,7 @@ async def test_requests_beyond_the_limits_wait_or_are_turned_away() -> None:
 
 
 async def test_tokens_of_the_queue_are_limited_but_one_request_may_always_wait() -> None:
-    requests = Requests(Admission(Limits(max_running=1, max_queued=9, max_queued_tokens=100)))
+    requests = Requests(Admission(ServiceLimits(max_running=1, max_queued=9, max_queued_tokens=100)))
     await requests.arrive("a1", "a2", num_tokens=150)
     await requests.arrive("a3", num_tokens=1)
     errors = await requests.end()
@@ -71,7 +71,7 @@ async def test_tokens_of_the_queue_are_limited_but_one_request_may_always_wait()
 
 
 async def test_the_lowest_priority_number_goes_first_and_then_the_client_that_was_served_least() -> None:
-    requests = Requests(Admission(Limits(max_running=1, max_queued=9)))
+    requests = Requests(Admission(ServiceLimits(max_running=1, max_queued=9)))
     await requests.arrive("a1")
     await requests.arrive("a2", "a3", "b1", num_tokens=10)
     await requests.arrive("c1", priority=-1)
@@ -82,7 +82,7 @@ async def test_the_lowest_priority_number_goes_first_and_then_the_client_that_wa
 
 
 async def test_a_client_that_comes_late_neither_saved_up_nor_has_to_catch_up() -> None:
-    requests = Requests(Admission(Limits(max_running=1, max_queued=9)))
+    requests = Requests(Admission(ServiceLimits(max_running=1, max_queued=9)))
     await requests.arrive("a1", num_tokens=1_000)
     requests.admission.generated("a", 1_000)
     await requests.arrive("a2", "b1", "b2", num_tokens=10)
@@ -91,7 +91,7 @@ async def test_a_client_that_comes_late_neither_saved_up_nor_has_to_catch_up() -
 
 
 async def test_a_request_that_leaves_the_queue_frees_its_place() -> None:
-    requests = Requests(Admission(Limits(max_running=1, max_queued=2)))
+    requests = Requests(Admission(ServiceLimits(max_running=1, max_queued=2)))
     await requests.arrive("a1", "a2", "a3")
     requests.cancel(1)
     await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def test_a_request_that_leaves_the_queue_frees_its_place() -> None:
 
 
 async def test_a_request_that_is_cancelled_as_it_is_admitted_frees_its_place() -> None:
-    admission = Admission(Limits(max_running=1))
+    admission = Admission(ServiceLimits(max_running=1))
     requests = Requests(admission)
     await requests.arrive("a1", "a2")
     requests.cancel(0)
@@ -113,7 +113,7 @@ async def test_a_request_that_is_cancelled_as_it_is_admitted_frees_its_place() -
 
 
 async def test_a_request_of_several_answers_takes_as_many_places_and_alone_as_many_as_it_needs() -> None:
-    requests = Requests(Admission(Limits(max_running=3, max_queued=9)))
+    requests = Requests(Admission(ServiceLimits(max_running=3, max_queued=9)))
     await requests.arrive("a1", "a2", num_answers=2)
     assert requests.order == ["a1"]
     await requests.end()
@@ -178,7 +178,7 @@ async def test_a_client_is_turned_away_only_with_its_share_of_the_places(clients
 
 
 async def test_a_request_waits_for_a_bounded_time() -> None:
-    requests = Requests(Admission(Limits(max_running=1, max_wait_s=0.02)))
+    requests = Requests(Admission(ServiceLimits(max_running=1, max_wait_s=0.02)))
     await requests.arrive("a1", "a2")
     await asyncio.sleep(0.1)
     errors = await requests.end()
@@ -186,7 +186,7 @@ async def test_a_request_waits_for_a_bounded_time() -> None:
 
 
 async def test_draining_turns_new_requests_away_and_ends_running_ones_in_time() -> None:
-    admission = Admission(Limits(max_running=1))
+    admission = Admission(ServiceLimits(max_running=1))
     requests = Requests(admission)
     await requests.arrive("a1", "a2")
     admission.drain(0.05)
@@ -215,6 +215,6 @@ async def test_answers_beyond_the_limit_wait_for_others_of_their_request() -> No
 
 
 async def test_a_client_whose_request_has_left_the_queue_leaves_no_count() -> None:
-    admission = Admission(Limits())
+    admission = Admission(ServiceLimits())
     admission.generated("gone", 0)
     assert not admission._served, "its count would be the lowest one, at which others begin"

@@ -172,9 +172,9 @@ async def test_engines_are_shared_between_chat_models() -> None:
     one, other = ChatStepSpec(**settings), ChatStepSpec(**settings, temperature=0.3)
     for chat in (one, other, one):
         await chat.ainvoke("How many?")
-    from stepspec.langchain import sharing
+    from stepspec.langchain import shared_models
 
-    assert len(sharing._pairs) == 1  # pyright: ignore[reportPrivateUsage]
+    assert len(shared_models._pairs) == 1  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_fields_are_configurable() -> None:

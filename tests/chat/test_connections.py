@@ -15,7 +15,7 @@ import trustme
 from following import following_pair
 from service import running
 
-from stepspec.serve import Keys, Limits, Settings, connections
+from stepspec.serve import Keys, ServiceLimits, Settings, connections
 from stepspec.serve.keys import ENVIRONMENT
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -304,7 +304,7 @@ def test_a_stream_holds_its_place_while_it_is_read_and_is_cut_off_when_it_is_not
 
 def test_a_key_does_not_keep_others_from_sending() -> None:
     keys = Keys(environment={ENVIRONMENT: "first-key-of-many,second-key-of-many"})
-    settings = Settings(limits=Limits(max_running=4, max_queued=4), keys=keys)
+    settings = Settings(limits=ServiceLimits(max_running=4, max_queued=4), keys=keys)
     with running(following_pair(), settings) as (server, port), ExitStack() as stack:
         root = f"http://127.0.0.1:{port}"
         first, second = ({"Authorization": f"Bearer {name}-key-of-many"} for name in ("first", "second"))

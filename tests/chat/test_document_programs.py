@@ -12,7 +12,7 @@ from following import following_pair
 from service import serving
 
 import stepspec
-from stepspec.langchain import sharing
+from stepspec.langchain import shared_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text("utf-8") for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -28,7 +28,7 @@ Run = Callable[[str], str]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs a program as `__main__` and returns its output."""
     name_engines("vllm", monkeypatch)
-    monkeypatch.setattr(sharing, "_pairs", {})
+    monkeypatch.setattr(shared_models, "_pairs", {})
 
     def ran(program: str) -> str:
         exec(compile(program, "a document", "exec"), {"__name__": "__main__"})

@@ -14,10 +14,10 @@ from langchain_core.tools import tool
 from service import serving
 
 from stepspec import Noted, StepSpec
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
-from stepspec.langchain.sharing import shared_pair
+from stepspec.langchain.shared_models import shared_pair
 
 pytestmark = pytest.mark.anyio
 

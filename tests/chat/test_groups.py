@@ -14,7 +14,7 @@ from scripted import Call, Opinion
 from service import serving
 
 from stepspec import RequestOptions, StepSpec
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.scope import PairScope
 from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import EVERYTHING, Generate, TokenBuffer

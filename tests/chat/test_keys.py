@@ -23,7 +23,7 @@ from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
-from stepspec.serve.admission import Admission, Limits, Ticket
+from stepspec.serve.admission import Admission, ServiceLimits, Ticket
 from stepspec.serve.errors import NoKeyError, RateError
 from stepspec.serve.keys import ENVIRONMENT, Client, Rates, key_hash
 
@@ -165,7 +165,7 @@ def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplo
 
 def test_a_request_that_its_deadline_ends_in_the_queue_costs_nothing(tmp_path: Path) -> None:
     keys = Keys(key_file(tmp_path, tokens_per_minute=1))
-    settings = Settings(limits=Limits(max_running=1), keys=keys)
+    settings = Settings(limits=ServiceLimits(max_running=1), keys=keys)
     with serving(following_pair(delay_s=1.0), "target", settings) as address, ThreadPoolExecutor(1) as threads:
         running = threads.submit(ask, address, KEY)
         time.sleep(0.3)

@@ -14,7 +14,7 @@ import pytest
 from following import THOUGHTS, following_pair
 from service import serving
 
-from stepspec.serve import Limits, Settings, bodies
+from stepspec.serve import ServiceLimits, Settings, bodies
 from stepspec.serve.admission import Admission
 from stepspec.serve.monitor import COUNTERS, HISTOGRAMS, Monitor, Outcome
 
@@ -199,7 +199,7 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
 
 def test_outcomes_have_the_names_of_vllm_in_its_metric() -> None:
     pair = following_pair()
-    monitor = Monitor(Admission(Limits()), {"a": pair}, "target")
+    monitor = Monitor(Admission(ServiceLimits()), {"a": pair}, "target")
     outcomes: list[Outcome] = ["stop", "tool_calls", "length", "cancelled", "error"]
     for outcome in outcomes:
         monitor.ended(("a", "target"), outcome, pair)
@@ -211,7 +211,7 @@ def test_outcomes_have_the_names_of_vllm_in_its_metric() -> None:
 
 
 def test_requests_beyond_the_queue_are_turned_away_at_once_and_counted() -> None:
-    settings = Settings(limits=Limits(max_running=1, max_queued=1))
+    settings = Settings(limits=ServiceLimits(max_running=1, max_queued=1))
     pair = following_pair(delay_s=1.5)
     with serving(pair, "target", settings) as address, ThreadPoolExecutor(8) as pool, httpx.Client() as shared:
         root = address.removesuffix("/v1")
@@ -233,7 +233,7 @@ def test_requests_beyond_the_queue_are_turned_away_at_once_and_counted() -> None
 
 def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "ARRIVAL_S", 0.5)
-    with serving(following_pair(), settings=Settings(limits=Limits(max_running=1, max_queued=0))) as address:
+    with serving(following_pair(), settings=Settings(limits=ServiceLimits(max_running=1, max_queued=0))) as address:
         host, port = httpx.URL(address).host, httpx.URL(address).port or 0
         with socket.create_connection((host, port), timeout=30) as slow:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -250,7 +250,7 @@ def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch
 
 
 def test_the_service_is_ready_until_its_queue_is_full() -> None:
-    settings = Settings(limits=Limits(max_running=1, max_queued=0))
+    settings = Settings(limits=ServiceLimits(max_running=1, max_queued=0))
     with serving(following_pair(delay_s=3), "target", settings) as address:
         root = address.removesuffix("/v1")
         assert httpx.get(f"{root}/ready").status_code == 200

@@ -31,7 +31,7 @@ from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError
 from stepspec.langchain import ChatStepSpec
 from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
 from stepspec.serve import Settings
-from stepspec.serve.admission import Limits
+from stepspec.serve.admission import ServiceLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -418,7 +418,7 @@ async def test_a_request_ends_at_its_deadline_in_every_interface_in_the_queue_to
         async with client.stream("POST", path, json={**DEADLINE, **fields, "stream": True}) as streamed:
             assert re.search("length|max_output_tokens", (await streamed.aread()).decode())
 
-    with serving(pair, settings=Settings(limits=Limits(max_running=1))) as address:
+    with serving(pair, settings=Settings(limits=ServiceLimits(max_running=1))) as address:
         options = {"base_url": address, "api_key": "none", "model": "target"}
         blocking = SyncStepSpec(pair=following_pair(delay_s=60))
         async with RemoteStepSpec(address) as remote, httpx.AsyncClient(base_url=address, timeout=10) as client:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.bench.hostile import CODE, FAMILIES, hostile_texts
-from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading, Limits
+from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading, GradingLimits
 from stepspec.evaluation.grade.caps import refusal
 from stepspec.evaluation.grade.latex import cleaned
 
@@ -129,7 +129,7 @@ def test_long_repetitive_texts_are_graded_in_linear_time(repeated: str, around: 
     ],
 )
 def test_costly_formulas_are_rejected_before_computer_algebra(formula: str) -> None:
-    why = refusal(cleaned(formula), Limits())
+    why = refusal(cleaned(formula), GradingLimits())
     assert why
     assert why.endswith(".")
 
@@ -159,7 +159,7 @@ def test_costly_formulas_are_rejected_before_computer_algebra(formula: str) -> N
     ],
 )
 def test_typical_answers_are_not_rejected(formula: str) -> None:
-    assert refusal(cleaned(formula).replace(r"\sum", r"\Sigma"), Limits()) is None
+    assert refusal(cleaned(formula).replace(r"\sum", r"\Sigma"), GradingLimits()) is None
 
 
 @pytest.mark.parametrize("program", CODE)

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.grade import GraderKind, Grading, extract_answer, grade_integer, grading
+from stepspec.evaluation.grade import GraderKind, Grading, extract_answer, grade_integer, grader
 from stepspec.evaluation.grade.compare import compare
 from stepspec.evaluation.grade.vocabulary import CANONICAL_UNIT, CHANGES_BEHIND, GLUED_UNITS, SHORT_UNITS
 
@@ -32,7 +32,7 @@ def graders(math: Grading) -> Iterator[dict[str, Grading]]:
 
 
 def test_every_rule_in_the_docstring_holds(graders: dict[str, Grading]) -> None:
-    rows = table(grading.__doc__ or "", 4)
+    rows = table(grader.__doc__ or "", 4)
     assert len(rows) > 80
     for kind, gold, text, verdict in rows:
         assert verdict in ("correct", "refused")

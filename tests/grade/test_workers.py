@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.grade import Grade, Grading, Limits
+from stepspec.evaluation.grade import Grade, Grading, GradingLimits
 from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.workers import WorkerPool
 
@@ -44,7 +44,7 @@ def wait_until_gone(process_ids: list[int], seconds: float = 30) -> bool:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(2, Limits(seconds=2))
+    pool = WorkerPool(2, GradingLimits(seconds=2))
     yield pool
     pool.close()
 
@@ -68,7 +68,7 @@ def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
         return {int(task) for file in Path("/proc/self/task").glob("*/children") for task in file.read_text().split()}
 
     before = children()
-    pool = WorkerPool(1, Limits(seconds=2), start_seconds=0)
+    pool = WorkerPool(1, GradingLimits(seconds=2), start_seconds=0)
     try:
         for _ in range(2):
             with pytest.raises(StepSpecError, match="took more than 0 s to start"):
@@ -96,7 +96,7 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
     established: list[int] = []
     counting = threading.Lock()
     # The time limit is generous for busy machines: the test is that a repeated question gets one answer.
-    with Grading("math", num_workers=2, limits=Limits(seconds=60)) as grading, ThreadPoolExecutor(4) as threads:
+    with Grading("math", num_workers=2, limits=GradingLimits(seconds=60)) as grading, ThreadPoolExecutor(4) as threads:
 
         def grade_and_kill(row: tuple[str, str]) -> Grade:
             nonlocal num_killed, kill_at, num_done, established
@@ -122,7 +122,7 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
 
 def test_memory_is_limited() -> None:
     huge = Question(("x",), (r"2^{2^{34}}",))
-    pool = WorkerPool(1, Limits(seconds=20, memory_bytes=2**27))
+    pool = WorkerPool(1, GradingLimits(seconds=20, memory_bytes=2**27))
     try:
         assert pool.ask(EQUAL).verdict == "same"
         assert pool.ask(huge).verdict != "same"
@@ -144,7 +144,7 @@ def test_the_event_loop_keeps_running_while_a_worker_hangs() -> None:
             ticks += 1
         return (await answer).verdict, ticks
 
-    pool = WorkerPool(1, Limits(seconds=2))
+    pool = WorkerPool(1, GradingLimits(seconds=2))
     try:
         pool.ask(EQUAL)
         verdict, ticks = asyncio.run(ask_and_tick(pool))
@@ -155,7 +155,7 @@ def test_the_event_loop_keeps_running_while_a_worker_hangs() -> None:
 
 
 def test_closing_stops_the_workers_and_releases_waiting_calls() -> None:
-    pool = WorkerPool(1, Limits(seconds=600))
+    pool = WorkerPool(1, GradingLimits(seconds=600))
     pool.ask(EQUAL)
     workers = pool.worker_ids()
     with ThreadPoolExecutor(2) as threads:

@@ -13,14 +13,14 @@ from commands import stepspec
 from evals.training.gsm_mini import load_split
 from evals.training.scope import means
 from stepspec import Done, Noted, StepSpec
-from stepspec.api.loading import load_pair
+from stepspec.api.models import load_pair
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import MAX_READ, PairScope
 from stepspec.api.session import MAX_UNKNOWN_TOKENS
 from stepspec.engines.protocol import Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
-from stepspec.loop.rendering import result_html
+from stepspec.loop.display import result_html
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,7 @@ from random import Random
 from stepspec.evaluation.records import (
     Block,
     EngineRecord,
+    ModelUsage,
     PolicyKind,
     PolicyRecord,
     ResultRow,
@@ -20,7 +21,6 @@ from stepspec.evaluation.records import (
     TimeRecord,
     TokenRecord,
     Trace,
-    Usage,
 )
 from stepspec.evaluation.runs import output_sha256
 
@@ -262,7 +262,7 @@ def _blocks(rows: Sequence[ResultRow], policies: Sequence[str], concurrency: int
             block = own[start : start + size]
             committed = sum(row.tokens.committed for row in block)
             wall_s = sum(row.wall_s for row in block) / min(concurrency, size)
-            usage = Usage(prompt_tokens=60 * len(block), cached_tokens=20 * len(block), generated_tokens=committed)
+            usage = ModelUsage(prompt_tokens=60 * len(block), cached_tokens=20 * len(block), generated_tokens=committed)
             yield Block(
                 policy=policy,
                 jobs=[(row.problem, row.repeat) for row in block],

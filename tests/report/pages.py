@@ -10,7 +10,7 @@ from make_runs import MadeRun
 
 from stepspec.evaluation.report.page import make_page
 from stepspec.evaluation.report.source import read_source
-from stepspec.evaluation.running import summarise
+from stepspec.evaluation.run import summarise
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

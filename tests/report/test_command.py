@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.running import summarise
+from stepspec.evaluation.run import summarise
 
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 POLICIES = ["target", "token", "two-level"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from make_runs import MadeRun, make_run
 
-from stepspec.evaluation.report.embedding import Embedded, by_interest, embed
+from stepspec.evaluation.report.page_data import PageData, by_interest, embed
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.runs import TraceIndex, iter_rows
 
@@ -18,7 +18,7 @@ def unpack(text: str) -> Any:
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
-def packed(made: MadeRun, folder: Path, budget: int = 10**7) -> tuple[RunTally, Embedded]:
+def packed(made: MadeRun, folder: Path, budget: int = 10**7) -> tuple[RunTally, PageData]:
     made.write(folder)
     tally = RunTally.of(iter_rows(folder))
     return tally, embed(list(made.run.policies), tally, TraceIndex(folder), budget)

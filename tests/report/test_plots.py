@@ -13,12 +13,12 @@ from stepspec.evaluation.records import ResultRow, StepRecord, Stretch, Summary,
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.flow import fates
-from stepspec.evaluation.report.plots.judging import places_accepted
+from stepspec.evaluation.report.plots.judges import places_accepted
 from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
 from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.tally import RunTally
-from stepspec.evaluation.running import summarise
+from stepspec.evaluation.run import summarise
 from stepspec.evaluation.stats import wilson
 
 NASTY = "$x_1$ </text><script>"

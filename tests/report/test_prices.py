@@ -6,7 +6,7 @@ import pytest
 
 from stepspec.base.file_model import load_toml
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Block, Usage
+from stepspec.evaluation.records import Block, ModelUsage
 from stepspec.evaluation.report.prices import Cost, Prices, cost_figure, costs
 
 TABLE = """
@@ -21,8 +21,8 @@ input = 0.5
 output = 1.0
 """
 USAGE = {
-    "target": Usage(prompt_tokens=3_000_000, cached_tokens=1_000_000, generated_tokens=100_000),
-    "draft": Usage(prompt_tokens=2_000_000, cached_tokens=2_000_000, generated_tokens=500_000),
+    "target": ModelUsage(prompt_tokens=3_000_000, cached_tokens=1_000_000, generated_tokens=100_000),
+    "draft": ModelUsage(prompt_tokens=2_000_000, cached_tokens=2_000_000, generated_tokens=500_000),
 }
 
 
@@ -32,7 +32,7 @@ def read(text: str, folder: Path) -> Prices:
     return load_toml(file, Prices)[0]
 
 
-def block(policy: str, num_jobs: int, usage: dict[str, Usage] | None, wall_s: float = 1000.0) -> Block:
+def block(policy: str, num_jobs: int, usage: dict[str, ModelUsage] | None, wall_s: float = 1000.0) -> Block:
     jobs = [(f"p{number}", 0) for number in range(num_jobs)]
     return Block(policy=policy, jobs=jobs, wall_s=wall_s, committed_tokens=1, usage=usage)
 

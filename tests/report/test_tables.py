@@ -33,7 +33,7 @@ from stepspec.evaluation.report import (
 )
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.report.conditions import pair_in_words
-from stepspec.evaluation.stats import Candidate, fastest
+from stepspec.evaluation.stats import MatchedPolicy, fastest
 
 TARGET = PolicySummary(
     n=1000,
@@ -219,7 +219,7 @@ def test_a_headline_has_no_speed_of_a_policy_that_is_not_known_to_keep_the_accur
         speeds = {"speedup_vs_target": speed, "speedup_vs_target_ci": (speed - 0.001, speed + 0.001)}
         made[f"p{number}"] = STEPSPEC.model_copy(update=speeds | {"accuracy_kept": kept, "lost": float(number)})
     claims = [
-        Candidate(name, each.speedup_vs_target, each.speedup_vs_target_ci, exact=each.accuracy_kept != "not known")
+        MatchedPolicy(name, each.speedup_vs_target, each.speedup_vs_target_ci, exact=each.accuracy_kept != "not known")
         for name, each in made.items()
         if name != "target"
     ]

@@ -8,11 +8,11 @@ from servers import needs_vllm
 
 from evals.bench.delay import far
 from evals.bench.distance import Distances, distances, engines_of, places, rows_of
-from stepspec.api.loading import close_now, load_pair
+from stepspec.api.models import close_now, load_pair
 from stepspec.engines.protocol import Distant
 from stepspec.errors import UsageError
-from stepspec.evaluation.advise.measuring import load_costs
-from stepspec.evaluation.running import Settings, load_benchmark, load_problems
+from stepspec.evaluation.advise.measurements import load_costs
+from stepspec.evaluation.run import RunSettings, load_benchmark, load_problems
 from stepspec.mini import WEIGHTS
 
 WAY_S = 0.05
@@ -21,7 +21,7 @@ TEXT = "Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does 
 
 @needs_vllm
 def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.evaluation.advise.measuring.TURNS", 3)
+    monkeypatch.setattr("stepspec.evaluation.advise.measurements.TURNS", 3)
     with far(f"http://127.0.0.1:{draft_port}/v1", WAY_S) as address:
         pair = load_pair(f"torch:{WEIGHTS / 'target'}", address, notes=False)
         try:
@@ -39,7 +39,7 @@ def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int, m
 @needs_vllm
 def test_all_policies_run_in_process_and_those_with_a_draft_at_each_distance(draft_port: int) -> None:
     benchmark = load_benchmark("gsm-mini")
-    names, settings = ("target", "token", "two-level"), Settings(temperature=0.0, max_tokens=48)
+    names, settings = ("target", "token", "two-level"), RunSettings(temperature=0.0, max_tokens=48)
     with places(None, f"http://127.0.0.1:{draft_port}/v1", [0.0, 20.0]) as found:
         run = distances(found, names, benchmark, load_problems(benchmark[1], None, 1), settings)
         results, engines = asyncio.run(run), engines_of(found)

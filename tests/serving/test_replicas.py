@@ -49,7 +49,7 @@ class Script:
 
 @pytest.fixture
 def two(server: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Script], list[Proxy], Replicas]:
-    monkeypatch.setattr(replicas, "SHORTEST_REST_S", 0.1)
+    monkeypatch.setattr(replicas, "MIN_REST_S", 0.1)
     scripts = [Script(), Script()]
     proxies = [server(script) for script in scripts]
     return scripts, proxies, load(*proxies)
@@ -126,7 +126,7 @@ async def test_other_texts_go_to_the_server_with_the_fewest_calls_even_if_anothe
     first.num_open = 1
     await write(engine, TokenBuffer([5, 6], "one"))
     assert served(proxies) == [0, 1]
-    first.num_open, second.num_open = 0, replicas.MOST_AHEAD
+    first.num_open, second.num_open = 0, replicas.MAX_AHEAD
     await write(engine, TokenBuffer([5, 7], "one"))
     assert served(proxies) == [0, 2]
     second.num_open += 1
@@ -203,7 +203,7 @@ async def test_a_begun_text_with_penalties_does_not_go_on_elsewhere(two: Any, se
 
 
 async def test_a_server_may_be_down_at_the_start(server: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "SHORTEST_REST_S", 0.1)
+    monkeypatch.setattr(replicas, "MIN_REST_S", 0.1)
     scripts = [Script(), Script()]
     scripts[0].is_on = False
     proxies = [server(script) for script in scripts]

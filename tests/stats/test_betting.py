@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.evaluation.stats.betting import MAX_BET, certified_after, log_wealth, loss_upper_by_betting
+from stepspec.evaluation.stats.bets import MAX_BET, certified_after, log_wealth, loss_upper_by_betting
 
 LOSSES = st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), min_size=1, max_size=60)
 

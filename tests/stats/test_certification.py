@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evals.bench.certification import (
-    MOST_CERTIFIED,
+    MAX_CERTIFIED,
     POWER_SIZES,
     Population,
     certification_block,
@@ -46,7 +46,7 @@ def test_losses_that_no_weights_can_give_are_refused() -> None:
 @pytest.mark.parametrize("repeats", [1, 4])
 def test_a_path_on_which_every_setting_loses_the_limit_is_rarely_certified(repeats: int) -> None:
     """1,000 calibrations: a share of 5% exceeds 7.1% once in a thousand times."""
-    assert coverage(population(), 0.02, 0.9, repeats, 1000).certified <= MOST_CERTIFIED + 0.016
+    assert coverage(population(), 0.02, 0.9, repeats, 1000).certified <= MAX_CERTIFIED + 0.016
 
 
 def test_the_table_shows_every_cell(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from evals.bench.loss_coverage import (
     CORRELATIONS,
     DISTRIBUTIONS,
     LARGE,
-    LEAST_COVERAGE,
-    MOST_EXCESS,
+    MAX_EXCESS,
+    MIN_COVERAGE,
     SIMULATIONS,
     USUAL_CORRELATION,
     Cell,
@@ -40,7 +40,7 @@ def test_the_bound_holds_where_other_bounds_fail(cell: Cell, distribution: str, 
 def test_the_bound_is_hardly_wider_than_with_a_known_variance() -> None:
     found = measure(Cell(300, 4, 0.9, 0.01), "lost everywhere", 0.5, simulations=400)
     assert found.coverage >= 0.9
-    assert found.excess_ratio <= MOST_EXCESS
+    assert found.excess_ratio <= MAX_EXCESS
 
 
 def test_the_stored_table_has_every_cell_with_the_promised_coverage() -> None:
@@ -59,6 +59,6 @@ def test_the_stored_table_has_every_cell_with_the_promised_coverage() -> None:
     }
     assert len({tuple(asdict(cell).values()) for cell in cells()}) == 36
     for row in rows:
-        assert row.coverage >= LEAST_COVERAGE, row
+        assert row.coverage >= MIN_COVERAGE, row
         if row.num_problems >= LARGE and row.correlation <= USUAL_CORRELATION:
-            assert row.excess_ratio <= MOST_EXCESS, row
+            assert row.excess_ratio <= MAX_EXCESS, row

@@ -2,14 +2,16 @@
 
 import pytest
 
-from stepspec.evaluation.stats import Candidate, Paired, corrected_confidence, fastest
+from stepspec.evaluation.stats import MatchedPolicy, Paired, corrected_confidence, fastest
 
 GOOD, BAD, UNKNOWN = Paired(20, 10, 1000), Paired(10, 60, 1000), Paired(0, 0, 50)
 
 
-def candidate(name: str, speedup: float, paired: Paired = GOOD, *, tried: int = 1, exact: bool = False) -> Candidate:
+def candidate(
+    name: str, speedup: float, paired: Paired = GOOD, *, tried: int = 1, exact: bool = False
+) -> MatchedPolicy:
     bound = paired.loss_upper(corrected_confidence(tried))
-    return Candidate(name, speedup, (speedup - 0.1, speedup + 0.1), bound, exact)
+    return MatchedPolicy(name, speedup, (speedup - 0.1, speedup + 0.1), bound, exact)
 
 
 def test_the_fastest_qualifying_candidate_is_selected() -> None:
@@ -21,7 +23,7 @@ def test_the_fastest_qualifying_candidate_is_selected() -> None:
 def test_a_candidate_qualifies_only_if_its_loss_is_bounded() -> None:
     assert fastest([candidate("few problems", 2.0, UNKNOWN)], loss=0.01) is None
     assert fastest([candidate("few problems", 2.0, UNKNOWN)], loss=0.1) is not None
-    assert fastest([Candidate("not measured", 2.0, (1.9, 2.1))], loss=0.01) is None
+    assert fastest([MatchedPolicy("not measured", 2.0, (1.9, 2.1))], loss=0.01) is None
 
 
 def test_an_exact_candidate_keeps_the_accuracy_by_construction_and_wins_a_tie() -> None:
@@ -33,14 +35,14 @@ def test_an_exact_candidate_keeps_the_accuracy_by_construction_and_wins_a_tie() 
 @pytest.mark.parametrize(
     "slow",
     [
-        Candidate("may be slower", 1.5, (0.9, 2.4), exact=True),
-        Candidate("too few problems for an interval", 5.0, None, exact=True),
-        Candidate("no answers", 5.0, (4.0, 6.0), exact=True, why_no_speed="it answered none of the 9 requests"),
-        Candidate("does less in all", 1.5, (1.2, 1.8), exact=True, throughput=0.9),
+        MatchedPolicy("may be slower", 1.5, (0.9, 2.4), exact=True),
+        MatchedPolicy("too few problems for an interval", 5.0, None, exact=True),
+        MatchedPolicy("no answers", 5.0, (4.0, 6.0), exact=True, why_no_speed="it answered none of the 9 requests"),
+        MatchedPolicy("does less in all", 1.5, (1.2, 1.8), exact=True, throughput=0.9),
     ],
     ids=lambda each: each.name,
 )
-def test_a_candidate_not_known_to_be_faster_is_never_selected(slow: Candidate) -> None:
+def test_a_candidate_not_known_to_be_faster_is_never_selected(slow: MatchedPolicy) -> None:
     assert not slow.pays()
     assert fastest([slow], loss=1.0) is None
     assert fastest([slow, candidate("fast", 1.3)], loss=0.01) == candidate("fast", 1.3)

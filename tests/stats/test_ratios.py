@@ -11,7 +11,7 @@ from scipy import stats
 
 from stepspec.evaluation.stats import (
     MIN_FOR_BOOTSTRAP,
-    Percentiles,
+    LatencyPercentiles,
     Resamples,
     median_of_ratios,
     n_for_ratio,
@@ -145,7 +145,7 @@ def test_a_quantile_of_too_few_values_has_no_interval(quantile: float, least: in
 
 
 def test_percentiles_match_numpy() -> None:
-    assert Percentiles.of(list(range(101))) == Percentiles(50, 90, 99)
+    assert LatencyPercentiles.of(list(range(101))) == LatencyPercentiles(50, 90, 99)
 
 
 def test_the_number_needed_for_a_ratio_gives_about_that_width() -> None:

@@ -9,9 +9,9 @@ from tiny_models import piece
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.model import CausalModel
@@ -23,7 +23,7 @@ from stepspec.engines.torch_engine.slots import Slot
 FALSE_ALARM = 1e-6
 """Probability that a correct sampler fails, over the choice of seeds. With fixed seeds a test is repeatable."""
 
-LEAST_EXPECTED = 5.0
+MIN_EXPECTED = 5.0
 """Texts with a smaller expected count are pooled, because the chi-square approximation needs large counts."""
 
 
@@ -63,8 +63,8 @@ def p_value(texts: Tensor, joint: Tensor) -> float:
         return 0.0
     expected, order = expected.sort(descending=True)
     counts = counts[order]
-    num_unpooled = int((expected >= LEAST_EXPECTED).sum())
-    if expected[num_unpooled:].sum() < LEAST_EXPECTED:  # even the pool is too small
+    num_unpooled = int((expected >= MIN_EXPECTED).sum())
+    if expected[num_unpooled:].sum() < MIN_EXPECTED:  # even the pool is too small
         num_unpooled -= 1
     counts = torch.cat([counts[:num_unpooled], counts[num_unpooled:].sum()[None]])
     expected = torch.cat([expected[:num_unpooled], expected[num_unpooled:].sum()[None]])
@@ -107,9 +107,9 @@ def _run_batch(
     for slot in slots:
         target.rollback(slot, 0)
     target.extend(slots, [prompt[:-1] for _ in slots], keep=[[] for _ in slots])
-    rounds, rows = Rounds(target, Metrics()), []
+    rounds, rows = Rounds(target, EngineMetrics()), []
     for slot, seed in zip(slots, seeds, strict=True):
-        watch = StopWatch(Stop(depth), piece, frozenset())
+        watch = StopMatcher(Stop(depth), piece, frozenset())
         row = BatchRow(
             TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(num_tokens=num_tokens), watch
         )

@@ -21,7 +21,6 @@ from tiny_models import (
 from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import (
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
@@ -29,6 +28,7 @@ from stepspec.engines.protocol import (
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verification,
     Verify,
     collect,
@@ -51,7 +51,7 @@ class Call:
     sampling: Sampling
     drafting: Drafting
 
-    async def run(self, engine: TorchEngine) -> Chunk:
+    async def run(self, engine: TorchEngine) -> TokenChunk:
         return await generate(engine, self.prompt, self.num_tokens, sampling=self.sampling, drafting=self.drafting)
 
 

@@ -16,12 +16,12 @@ from stepspec import Pair, Sampling, StepSpec, load_pair
 from stepspec.chat.tools import Toolbox, schema_text
 from stepspec.engines.hugging_face import load_tokenizer
 from stepspec.engines.protocol import (
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
     Stop,
     TokenBuffer,
+    TokenChunk,
     collect,
 )
 from stepspec.engines.torch_engine.constraint import Grammars, allowed_tokens
@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 
 async def write(
     pair: Pair, form: Any = FORM, drafter: DrafterName = "none", sampling: Sampling = GREEDY, stop: Stop = STOP
-) -> tuple[str, Chunk]:
+) -> tuple[str, TokenChunk]:
     """Return a text with that schema, without its end token, and the chunk with its costs."""
     tokenizer = pair.target.tokenizer
     buffer = TokenBuffer(tokenizer.encode(PROMPT))

@@ -24,13 +24,13 @@ from tiny_models import (
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 from stepspec.engines.protocol import (
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verify,
     collect,
 )
@@ -76,7 +76,9 @@ def poisonable(network: PreTrainedModel) -> CausalModel:
     return make_model(copied.eval(), "poisonable")
 
 
-def endless(engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()) -> AsyncGenerator[Chunk, None]:
+def endless(
+    engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()
+) -> AsyncGenerator[TokenChunk, None]:
     return engine.generate(Generate(TokenBuffer(prompt), Sampling(), Stop(FOREVER), drafting))
 
 
@@ -130,8 +132,8 @@ async def test_a_failing_prompt_fails_only_its_own_call(network: PreTrainedModel
         good, other, failed = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(failed, EngineError)
         assert str(failed) == "poisonable failed: RuntimeError: poisoned"
-        assert isinstance(good, Chunk)
-        assert isinstance(other, Chunk)
+        assert isinstance(good, TokenChunk)
+        assert isinstance(other, TokenChunk)
         assert list(good.ids) == slow_greedy(network, PROMPT, 60)
         assert list(other.ids) == slow_greedy(network, [4, 5], 60)
         await assert_serves(engine, network, drafting)
@@ -148,8 +150,8 @@ async def test_a_failing_shared_pass_fails_only_the_call_that_causes_it(
             *running, generate(engine, [POISON], 5, drafting=drafting), return_exceptions=True
         )
         assert isinstance(failed, EngineError)
-        assert isinstance(good, Chunk)
-        assert isinstance(other, Chunk)
+        assert isinstance(good, TokenChunk)
+        assert isinstance(other, TokenChunk)
         assert list(good.ids) == slow_greedy(network, PROMPT, 200)
         assert list(other.ids) == slow_greedy(network, [4, 5], 200)
         await assert_serves(engine, network, drafting)
@@ -174,7 +176,7 @@ async def test_out_of_memory_fails_only_the_request_that_is_too_large(
         assert isinstance(big, EngineError)
         assert "ran out of memory" in str(big)
         assert "Reduce the concurrency or the context" in str(big)
-        assert isinstance(small, Chunk)
+        assert isinstance(small, TokenChunk)
         assert list(small.ids) == slow_greedy(network, PROMPT, 20)
         await assert_serves(engine, network)
 

@@ -20,7 +20,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Chunk, Drafting, Generate, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, TokenChunk, collect
 from stepspec.engines.torch_engine.model import CausalModel
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ def network() -> PreTrainedModel:
     return make_network(llama_config())
 
 
-def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: Chunk) -> None:
+def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: TokenChunk) -> None:
     """Check the values of a chunk against plain passes: at temperature 1, without penalty, bias or filter."""
     rows = slow_logits(network, [*prompt, *chunk.ids])[len(prompt) - 1 : -1].log_softmax(-1)
     expected = [rows[index, id].item() for index, id in enumerate(chunk.ids)]

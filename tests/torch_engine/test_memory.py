@@ -3,7 +3,7 @@
 import pytest
 from tiny_models import CONTEXT, EXPERTS, GROUPED, make_config, make_model, make_network, serving
 
-from stepspec.engines.torch_engine.memory import Room, fitting
+from stepspec.engines.torch_engine.memory import CacheSize, fitting
 from stepspec.errors import ModelError, UsageError
 
 POSITION = 100_000
@@ -11,10 +11,14 @@ POSITION = 100_000
 
 @pytest.mark.parametrize(
     ("usable", "room"),
-    [(10**12, Room(64, 8192)), (10 * 8192 * POSITION, Room(10, 8192)), (2 * 5000 * POSITION, Room(2, 5000))],
+    [
+        (10**12, CacheSize(64, 8192)),
+        (10 * 8192 * POSITION, CacheSize(10, 8192)),
+        (2 * 5000 * POSITION, CacheSize(2, 5000)),
+    ],
     ids=["plenty", "some texts of the whole context", "two shorter ones"],
 )
-def test_the_memory_limits_the_slots_and_then_the_context(usable: int, room: Room) -> None:
+def test_the_memory_limits_the_slots_and_then_the_context(usable: int, room: CacheSize) -> None:
     assert fitting(usable, POSITION, max_slots=64, max_context=8192, name="big") == room
 
 

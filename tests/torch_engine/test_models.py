@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.api.describing import PairFacts, pair_facts
-from stepspec.api.loading import load_pair
+from stepspec.api.model_facts import PairFacts, pair_facts
+from stepspec.api.models import load_pair
 from stepspec.base.files import list_data_files
 from stepspec.cli.models import lines_of
 

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, piece, slow_greedy
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.engines.torch_engine.pace import (
-    LONGEST_RUN,
     MARGIN,
+    MAX_RUN,
     MAX_TOKENS,
     PRIOR_ACCEPTANCE,
     Pacer,
@@ -44,7 +44,7 @@ MEAN_NOISE = math.exp(NOISE**2 / 2) * (1 + SPIKES * (SPIKE - 1))
 
 def new_row() -> BatchRow:
     buffer = TokenBuffer([1])
-    return BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(9), str, frozenset()))
+    return BatchRow(buffer, 1, Sampling(), Drafting(), StopMatcher(Stop(9), str, frozenset()))
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def test_a_drafter_that_becomes_useful_is_used_again(draft_s: float) -> None:
         machine.run(2000)
         machine.world = World(0.9, draft_s)
         machine.run(400)
-        assert sum(map(bool, machine.counts[-LONGEST_RUN:])) > 0.8 * LONGEST_RUN
+        assert sum(map(bool, machine.counts[-MAX_RUN:])) > 0.8 * MAX_RUN
 
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
@@ -251,9 +251,9 @@ def test_the_pacer_follows_costs_that_change(factor: float) -> None:
 
 def test_occasional_rounds_without_drafting_measure_their_cost() -> None:
     machine = Machine(World(0.95, 0.02), seed=0)
-    machine.run(20 * (LONGEST_RUN + 1))
+    machine.run(20 * (MAX_RUN + 1))
     plain = machine.counts[100:].count(0)
-    assert 0 < plain < 2 * len(machine.counts) / LONGEST_RUN
+    assert 0 < plain < 2 * len(machine.counts) / MAX_RUN
 
 
 shares = st.floats(0, 1)
@@ -351,11 +351,11 @@ def test_the_engine_drafts_again_after_wrong_first_timings() -> None:
         TimedDraft(make_model(network), network.config.vocab_size, 1),
     )
     target.clock = drafter.clock = clock
-    watch = StopWatch(Stop(num_tokens), piece, frozenset())
+    watch = StopMatcher(Stop(num_tokens), piece, frozenset())
     row = BatchRow(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
     row.slot = Slot(0)
     target.extend([0], [[1, 2]], keep=[[]])
-    rounds, drafted = Rounds(target, Metrics(), clock=clock), list[int]()
+    rounds, drafted = Rounds(target, EngineMetrics(), clock=clock), list[int]()
     while row.end is None:
         before = row.metrics.drafted
         rounds.run([row], drafter)

@@ -12,13 +12,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
 
 from stepspec.engines.protocol import (
-    Chunk,
     Drafting,
     Generate,
     Probe,
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verification,
     Verify,
     collect,
@@ -74,7 +74,7 @@ class Histories(RuleBasedStateMachine):
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
-    def generation(self, text: TokenBuffer, num_tokens: int, drafting: Drafting) -> Coroutine[Any, Any, Chunk]:
+    def generation(self, text: TokenBuffer, num_tokens: int, drafting: Drafting) -> Coroutine[Any, Any, TokenChunk]:
         return collect(self.engine.generate(Generate(text, Sampling(), Stop(num_tokens), drafting)))
 
     @rule(target=texts, ids=st.lists(IDS, min_size=1, max_size=40))
@@ -98,7 +98,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(several=st.lists(texts, min_size=2, max_size=5), num_tokens=st.integers(1, 8), drafting=DRAFTINGS)
     def generate_together(self, several: list[TokenBuffer], num_tokens: int, drafting: Drafting) -> None:
-        async def together() -> list[Chunk]:
+        async def together() -> list[TokenChunk]:
             return await asyncio.gather(*(self.generation(text, num_tokens, drafting) for text in several))
 
         for text, chunk in zip(several, self.wait(together()), strict=True):
@@ -109,7 +109,7 @@ class Histories(RuleBasedStateMachine):
         """Calls answer for the text as it was when they were made."""
         before = text.since(0)
 
-        async def together() -> tuple[Chunk, Verification]:
+        async def together() -> tuple[TokenChunk, Verification]:
             calls = asyncio.gather(self.generation(text, num_tokens, drafting), self.engine.verify(Verify(text, ids)))
             await asyncio.sleep(0)  # the calls are made
             text.append(ids)

@@ -17,12 +17,12 @@ from tiny_models import (
 from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import (
-    Chunk,
     Drafting,
     Generate,
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     collect,
 )
 from stepspec.engines.torch_engine.engine import TorchEngine
@@ -72,7 +72,7 @@ def all_stops(text: list[int]) -> list[Stop]:
     return stops
 
 
-async def generate_until(engine: TorchEngine, buffer: TokenBuffer, stop: Stop, drafting: Drafting) -> Chunk:
+async def generate_until(engine: TorchEngine, buffer: TokenBuffer, stop: Stop, drafting: Drafting) -> TokenChunk:
     return await collect(engine.generate(Generate(buffer, Sampling(), stop, drafting)))
 
 

@@ -36,12 +36,12 @@ from transformers import (
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import (
-    Chunk,
     Drafting,
     Generate,
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     collect,
 )
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
@@ -224,7 +224,7 @@ async def generate(
     sampling: Sampling = Sampling(),
     drafting: Drafting = Drafting(),
     hint: Sequence[int] = (),
-) -> Chunk:
+) -> TokenChunk:
     """Run a complete `generate` call."""
     buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
     return await collect(engine.generate(Generate(buffer, sampling, Stop(num_tokens), drafting, hint)))
@@ -232,7 +232,7 @@ async def generate(
 
 async def generate_all(
     engine: TorchEngine, prompts: Sequence[Sequence[int]], num_tokens: int, drafting: Drafting = Drafting()
-) -> list[Chunk]:
+) -> list[TokenChunk]:
     """Run concurrent greedy calls, one per prompt."""
     return await asyncio.gather(*(generate(engine, prompt, num_tokens, drafting=drafting) for prompt in prompts))
 

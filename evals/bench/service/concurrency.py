@@ -20,7 +20,7 @@ from evals.bench.service.load import closed_loop
 from evals.bench.service.process import Service, started
 from evals.bench.service.records import Check, Scenario, finish_scenario, scenario_table
 from evals.bench.speed import cells_table, with_interval
-from stepspec.api.loading import choose_models, load_pair
+from stepspec.api.models import choose_models, load_pair
 from stepspec.cli.options import PairOption
 from stepspec.cli.output import JsonOption
 from stepspec.cli.progress import make_meter
@@ -28,7 +28,7 @@ from stepspec.errors import EngineError
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import engine_records
+from stepspec.evaluation.run.conditions import engine_records
 from stepspec.evaluation.stats.ratios import ratio_of_rates, ratio_of_sums
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)

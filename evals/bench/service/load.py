@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from evals.bench.service.client import Client, Exchange
+from stepspec.capacity.costs import nearest_rank
 from stepspec.evaluation.records import Percentiles
-from stepspec.sizing.costs import nearest_rank
 
 MAX_OPEN = 2000
 """Most requests of open arrivals that run beside each other. Further ones are not sent and count as failed."""

@@ -16,7 +16,7 @@ import psutil
 
 from evals.bench.service.client import Address, Client
 from evals.bench.service.script import Script
-from stepspec.sizing.process import STOP_S, cpu_s, running, served_url, wait_until
+from stepspec.capacity.process import STOP_S, cpu_s, running, served_url, wait_until
 
 HOST = "127.0.0.1"
 HEALTH_S = 5.0

@@ -18,7 +18,7 @@ from ray import serve
 
 from evals.bench.service.process import free_port
 from evals.bench.service.script import POLICY, Script, scripted_pair
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.serve.ray import Arguments, application
 
 CPUS = 8

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from evals.bench.controller import InstantEngine, embedded_tokenizer
-from stepspec.api.loading import Pair
-from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
+from stepspec.api.models import Pair
+from stepspec.engines.protocol import Generate, TokenChunk, Verification, Verify
 
 ANSWER = "The answer is 12."
 POLICY = "target"
@@ -57,7 +57,7 @@ class ScriptedEngine(InstantEngine):
         self._running = 0
         self._answer = (*self.tokenizer.encode_text(ANSWER), min(self.tokenizer.end_ids))
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`: yields the next part of the script, or all the rest if no delimiter ends the call."""
         part, last = self.num_steps.get(call.prompt, 0), self.script.num_steps + 1
         while part < last:
@@ -71,10 +71,10 @@ class ScriptedEngine(InstantEngine):
                 ids = self.steps[part]
             self.num_steps[call.prompt] = part = part + 1
             if call.stop.delimiters or ids[-1] in call.stop.token_ids:
-                yield Chunk(ids, "token" if ids == (self._end,) else "delimiter", passes=1)
+                yield TokenChunk(ids, "token" if ids == (self._end,) else "delimiter", passes=1)
                 return
-            yield Chunk(ids)
-        yield Chunk(self._answer, "token", passes=1)
+            yield TokenChunk(ids)
+        yield TokenChunk(self._answer, "token", passes=1)
 
     async def verify(self, call: Verify) -> Verification:
         """See `Engine.verify`: accepts every token."""

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from evals.bench.service.script import POLICY, Script, scripted_pair
-from stepspec.serve import Limits, Settings, create_app
+from stepspec.serve import ServiceLimits, Settings, create_app
 from stepspec.serve.log import configure_logs
 from stepspec.serve.server import Serving
 
@@ -31,16 +31,16 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps before the answer.")] = Script.num_steps,
     delay: Annotated[float, typer.Option(help="Seconds before the first step.")] = Script.first_s,
     step_delay: Annotated[float, typer.Option(help="Seconds before each further step.")] = Script.step_s,
-    max_running: int = Limits.max_running,
-    max_queued: int = Limits.max_queued,
-    max_queued_tokens: int | None = Limits.max_queued_tokens,
-    max_wait: float | None = Limits.max_wait_s,
+    max_running: int = ServiceLimits.max_running,
+    max_queued: int = ServiceLimits.max_queued,
+    max_queued_tokens: int | None = ServiceLimits.max_queued_tokens,
+    max_wait: float | None = ServiceLimits.max_wait_s,
     max_body_bytes: int = Settings.max_body_bytes,
     drain: float = Settings.drain_s,
 ) -> None:
     """Serve until a signal ends the process."""
     sys.setswitchinterval(SWITCH_S)
-    limits = Limits(max_running, max_queued, max_queued_tokens, max_wait)
+    limits = ServiceLimits(max_running, max_queued, max_queued_tokens, max_wait)
     settings = Settings(limits=limits, max_body_bytes=max_body_bytes, drain_s=drain)
     app = create_app(scripted_pair(Script(steps, delay, step_delay)), policy, settings)
     app.add_api_route("/tasks", tasks)

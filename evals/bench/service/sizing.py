@@ -20,6 +20,9 @@ from evals.bench.service.records import Check, Scenario, finish_scenario, scenar
 from evals.bench.service.replicas import cpu_s, ray_command
 from evals.bench.service.script import POLICY, Script
 from evals.bench.speed import cells_table
+from stepspec.capacity.costs import PASSING, Costs, LoadCosts, nearest_rank
+from stepspec.capacity.measurement import Body, chat_body, load_costs, make_client
+from stepspec.capacity.simulation import SimulatedService, Station, replica_of, simulate
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption
 from stepspec.cli.progress import make_meter
@@ -27,9 +30,6 @@ from stepspec.errors import EngineError
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import count, seconds
-from stepspec.sizing.costs import PASSING, Costs, LoadCosts, nearest_rank
-from stepspec.sizing.measurement import Body, chat_body, load_costs, make_client
-from stepspec.sizing.simulation import Setting, Station, replica_of, simulate
 
 REPLICAS: Sequence[int] = (1, 2, 4)
 MAX_RUNNING = 4
@@ -121,7 +121,7 @@ def compared(costs: Costs, load: str, replicas: int, requests: int, seed: int) -
         found, requests_per_s = asyncio.run(_used(service, agents, requests, seed))
     durations = sorted(each.seconds for each in found if each.answered)
     stations = [Station(costs.passing_s(part), 1) for part in PASSING]
-    simulated = simulate(Setting(agents, THINK_S, replicas, replica_of(costs, MAX_RUNNING), stations), seed)
+    simulated = simulate(SimulatedService(agents, THINK_S, replicas, replica_of(costs, MAX_RUNNING), stations), seed)
     return Compared(
         load=load,
         replicas=replicas,

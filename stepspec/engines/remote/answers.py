@@ -32,12 +32,12 @@ A = TypeVar("A", bound=BaseModel)
 
 
 class PromptDetails(BaseModel):
-    """Details of the prompt tokens in `Usage`."""
+    """Details of the prompt tokens in `ServerUsage`."""
 
     cached_tokens: Count | None = None
 
 
-class Usage(BaseModel):
+class ServerUsage(BaseModel):
     """Token counts of a call."""
 
     prompt_tokens: Count = 0
@@ -51,7 +51,7 @@ class Usage(BaseModel):
         return (details.cached_tokens or 0) if details else 0
 
 
-class Speculation(BaseModel):
+class SpecDecodeMetrics(BaseModel):
     """Counts from vLLM's `--per-request-spec-decode-metrics`."""
 
     num_draft_tokens: Count = 0
@@ -61,7 +61,7 @@ class Speculation(BaseModel):
 class CallMetrics(BaseModel):
     """vLLM's metrics of one call, if the server reports them."""
 
-    speculative_decoding: Speculation | None = None
+    speculative_decoding: SpecDecodeMetrics | None = None
     queue_time_ms: Milliseconds | None = None
     time_to_first_token_ms: Milliseconds | None = None
     """Milliseconds from the first pass to the first token."""
@@ -88,7 +88,7 @@ class ContentLogprob(BaseModel):
     top_logprobs: list[TopLogprob] | None = None
 
 
-class Logprobs(BaseModel):
+class ServerLogprobs(BaseModel):
     """Log-probabilities in the format of completions, or of chat completions as from llama.cpp."""
 
     token_logprobs: list[Logprob | None] | None = None
@@ -103,19 +103,19 @@ class PromptLogprob(BaseModel):
     rank: int | None = None
 
 
-class Choice(BaseModel):
+class ServerChoice(BaseModel):
     """A chunk of text, or the whole text."""
 
     index: Count = 0
     text: str = ""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
-    logprobs: Logprobs | None = None
+    logprobs: ServerLogprobs | None = None
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
     def top_logprobs(self) -> Mapping[str, float] | None:
         """Return the top log-probabilities at the first token by token name; None if there are none."""
-        found = self.logprobs or Logprobs()
+        found = self.logprobs or ServerLogprobs()
         if found.top_logprobs:
             return found.top_logprobs[0]
         if found.content and found.content[0].top_logprobs:
@@ -123,15 +123,15 @@ class Choice(BaseModel):
         return None
 
 
-class Completion(BaseModel):
+class ServerCompletion(BaseModel):
     """A response of `/v1/completions`, or one event of its stream."""
 
-    choices: list[Choice] = Field(default_factory=list[Choice])
-    usage: Usage | None = None
+    choices: list[ServerChoice] = Field(default_factory=list[ServerChoice])
+    usage: ServerUsage | None = None
     metrics: CallMetrics | None = None
 
     @classmethod
-    def read(cls, address: Address, found: Any) -> "Completion":
+    def read(cls, address: Address, found: Any) -> "ServerCompletion":
         """Create a completion from decoded JSON.
 
         Raises:
@@ -142,7 +142,7 @@ class Completion(BaseModel):
             raise refused(address, status if isinstance(status, int) else 500, message_in(found) or "no reason given")
         return validated(cls, address, found, "completion")
 
-    def only_choice(self, address: Address) -> Choice:
+    def only_choice(self, address: Address) -> ServerChoice:
         """Return the only choice.
 
         Raises:
@@ -153,7 +153,7 @@ class Completion(BaseModel):
         return self.choices[0]
 
 
-class ModelCard(BaseModel):
+class ServerModel(BaseModel):
     """A server's description of a model."""
 
     class Meta(BaseModel):
@@ -183,10 +183,10 @@ class ModelCard(BaseModel):
         return self.owned_by in ("vllm", "sglang")
 
 
-class ModelList(BaseModel):
+class ServerModels(BaseModel):
     """A response of `/v1/models`."""
 
-    data: list[ModelCard]
+    data: list[ServerModel]
 
 
 class GenerateMeta(BaseModel):
@@ -207,15 +207,15 @@ class Generated(BaseModel):
 class TokenScores(BaseModel):
     """A response of vLLM's `/inference/v1/generate` with the log-probabilities of given tokens, as a NumPy file."""
 
-    class Choice(BaseModel):
+    class GeneratedTokens(BaseModel):
         """The generated tokens."""
 
         token_ids: list[int] = Field(min_length=1)
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[GeneratedTokens] = Field(min_length=1)
     prompt_token_id_logprobs: str | None = None
     """None if the prefix cache held the given tokens too, so that the server did not read them."""
-    usage: Usage | None = None
+    usage: ServerUsage | None = None
 
     def logprobs(self) -> tuple[float, ...]:
         """Return the log-probability of the first given token at each position.

@@ -25,15 +25,15 @@ from stepspec.engines.hugging_face import (
     load_tokenizer,
     weights_hash,
 )
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     Ability,
-    Chunk,
     DrafterName,
     Generate,
     Sampling,
     Stop,
     TokenBuffer,
+    TokenChunk,
     Verification,
     Verify,
     check_ids,
@@ -44,11 +44,11 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import (
-    Choice,
-    Completion,
     Generated,
+    ServerChoice,
+    ServerCompletion,
+    ServerUsage,
     TokenScores,
-    Usage,
     checked_ids,
     label_logprobs,
     validated,
@@ -59,13 +59,13 @@ from stepspec.engines.remote.limits import TokenDeadline
 from stepspec.engines.remote.problems import RejectedError, nonsense, tokenizer_hint
 from stepspec.engines.remote.server import (
     INFERENCE,
-    Server,
+    RemoteServer,
     generate_fields,
     inference_fields,
     one_token_fields,
     schema_fields,
 )
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.errors import EngineError, UsageError
 
 UNKNOWN_CONTEXT = 1 << 20
@@ -94,7 +94,7 @@ class RemoteEngine:
     drafters: tuple[DrafterName, ...] = ("engine",)
 
     def __init__(
-        self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer, title: str | None = None
+        self, address: Address, server: RemoteServer, tokenizer: HuggingFaceTokenizer, title: str | None = None
     ) -> None:
         self.name = title or server.model
         self.tokenizer = tokenizer
@@ -114,7 +114,7 @@ class RemoteEngine:
         self.address = address
         self._server = server
         self._wire = Wire(address)
-        self._metrics = Metrics()
+        self._metrics = EngineMetrics()
         # Servers without support for the field sample from the whole vocabulary.
         vocabulary = load_draft_vocabulary(server.folder, tokenizer.num_ids) if server.extended else None
         self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
@@ -140,13 +140,13 @@ class RemoteEngine:
     @classmethod
     def at(cls, address: Address, title: str | None = None) -> "RemoteEngine":
         """Return the engine of the server at an address, see `load`."""
-        server = Server.found(address)
+        server = RemoteServer.found(address)
         with tokenizer_hint():
             tokenizer = load_tokenizer(address.tokenizer or server.folder, thinking=address.thinking)
         return cls(address, server, tokenizer, title)
 
     @property
-    def server(self) -> Server:
+    def server(self) -> RemoteServer:
         """The features of the server."""
         return self._server
 
@@ -155,18 +155,18 @@ class RemoteEngine:
         where = f"{self._server.kind} at {self.address.base}"
         return {"name": self.name, "weights": weights_hash(self._server.folder), "dtype": None, "device": where}
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals over all calls so far."""
         return replace(self._metrics.copied(), **vars(self._wire.traffic))
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
         prompt, sampling = call.prompt, call.sampling
         length = len(prompt) + len(call.after)
         check_room(self, length, 1)
         check_ids(self.name, self.tokenizer.num_ids, prompt, call.after, sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
-        watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
         fields = self._fields(within(sampling, self._vocabulary), stop, length)
         if call.json_schema is not None and self._server.schema_field:
@@ -177,7 +177,7 @@ class RemoteEngine:
         body = conversation.body(prompt, fields, [call.after])
         reader = _ChunkReader(self.address, self._server, self.tokenizer)
         deadline = TokenDeadline(self.address)
-        total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
+        total, usage, finish, unfinished = TokenChunk((), "length"), ServerUsage(), None, True
         streams = self._streams(stop)
         async with aclosing(self._answers(conversation, body, deadline if streams else None)) as answers:
             async for answer in answers:
@@ -201,7 +201,7 @@ class RemoteEngine:
                     if not finish:  # the server would continue; leaving cancels the request
                         break
                 elif ids and unfinished:
-                    yield Chunk(tuple(ids), logprobs=logprobs)
+                    yield TokenChunk(tuple(ids), logprobs=logprobs)
         if unfinished:
             last = self._last_ids(finish)
             left_out = (math.nan,) * len(last) if with_logprobs else None
@@ -211,7 +211,7 @@ class RemoteEngine:
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
 
-    def _written_logprobs(self, choice: Choice, ids: Sequence[int]) -> tuple[float, ...]:
+    def _written_logprobs(self, choice: ServerChoice, ids: Sequence[int]) -> tuple[float, ...]:
         """Return the log-probabilities of a chunk's ids."""
         found = choice.logprobs.token_logprobs if choice.logprobs else None
         logprobs = tuple(each for each in found or () if each is not None)
@@ -233,7 +233,7 @@ class RemoteEngine:
 
     async def _answers(
         self, conversation: Conversation, body: bytes, deadline: TokenDeadline | None
-    ) -> AsyncGenerator[Completion, None]:
+    ) -> AsyncGenerator[ServerCompletion, None]:
         """Yield the events of a streamed response. Without a deadline, yield one response that is not streamed."""
         if deadline is None:
             yield await self._answer(conversation, body)
@@ -242,14 +242,14 @@ class RemoteEngine:
         async with self._wire.stream(url, body, conversation.headers, deadline) as (events, headers):
             conversation.replay(headers)
             async for found in events:
-                yield Completion.read(self.address, found)
+                yield ServerCompletion.read(self.address, found)
 
-    async def _answer(self, conversation: Conversation, body: bytes) -> Completion:
+    async def _answer(self, conversation: Conversation, body: bytes) -> ServerCompletion:
         """Send a call without streaming and return its response."""
         started = time.perf_counter()
         found, headers = await self._wire.ask(f"{self.address.base}/completions", body, conversation.headers)
         conversation.replay(headers)
-        answer = Completion.read(self.address, found)
+        answer = ServerCompletion.read(self.address, found)
         if (metrics := answer.metrics) is not None and metrics.time_to_first_token_ms is not None:
             compute_ms = metrics.time_to_first_token_ms + (metrics.generation_time_ms or 0.0)
             elapsed_s = time.perf_counter() - started
@@ -341,7 +341,7 @@ class RemoteEngine:
             passes=1 + len(probes),
         )
 
-    async def _tokens_after(self, prompt: TokenBuffer, furthers: Sequence[Sequence[int]]) -> Sequence[Choice]:
+    async def _tokens_after(self, prompt: TokenBuffer, furthers: Sequence[Sequence[int]]) -> Sequence[ServerChoice]:
         """Return the choices with the argmax token after the prompt and each of `furthers`."""
         if not furthers:
             return []
@@ -355,7 +355,7 @@ class RemoteEngine:
         answers = await side_by_side(*(self._complete(prompt, fields, [further]) for further in furthers))
         return [answer.only_choice(self.address) for answer in answers]
 
-    def _label_logprobs(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
+    def _label_logprobs(self, choice: ServerChoice, labels: Sequence[int]) -> tuple[float, ...] | None:
         """Return the log-probabilities of labels; None if the server returns none."""
         if not self._server.num_logprobs:
             return None
@@ -394,7 +394,7 @@ class RemoteEngine:
             logprobs = ()
         if len(logprobs) != len(continuation):
             raise nonsense(self.address, "log-probabilities that do not match the prompt")
-        usage = answer.usage or Usage()
+        usage = answer.usage or ServerUsage()
         self._note(prompt, usage)
         own, *_ = self._checked(answer.choices[0].token_ids)
         return Verification(logprobs, None, own, cached=usage.cached)
@@ -421,7 +421,7 @@ class RemoteEngine:
         choices = tuple(top[0][1] for top in tops if top) if count else ()
         if len(logprobs) != count or len(choices) != count:
             raise nonsense(self.address, "log-probabilities that do not match the prompt")
-        self._note(prompt, Usage())
+        self._note(prompt, ServerUsage())
         own, *_ = self._checked(answer.output_ids)
         listed = [{id: logprob for logprob, id, _ in each or () if logprob is not None} for each in tops]
         best = tuple(most_likely(each, top) for each in listed)
@@ -432,17 +432,17 @@ class RemoteEngine:
 
     async def _complete(
         self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
-    ) -> Completion:
+    ) -> ServerCompletion:
         conversation = self._conversation(prompt)
         answer = await self._answer(conversation, conversation.body(prompt, fields, furthers))
-        self._note(prompt, answer.usage or Usage())
+        self._note(prompt, answer.usage or ServerUsage())
         return answer
 
     def _one_token_fields(self, num_logprobs: int) -> dict[str, Any]:
         server = self._server
         return one_token_fields(server.model, num_logprobs, extended=server.extended, special=server.shows_special)
 
-    def _token_of(self, choice: Choice) -> int:
+    def _token_of(self, choice: ServerChoice) -> int:
         """Return the only token of a choice; the end token if the text is empty."""
         generated = _ChunkReader(self.address, self._server, self.tokenizer).read(choice, is_last=True)
         if ids := generated or self._last_ids(choice.finish_reason):
@@ -458,7 +458,7 @@ class RemoteEngine:
             )
         return self._conversations[prompt]
 
-    def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
+    def _note(self, prompt: TokenBuffer, usage: ServerUsage) -> None:
         self._metrics.prompt_tokens += usage.prompt_tokens or len(prompt)
         self._metrics.cached_tokens += usage.cached
 
@@ -493,13 +493,13 @@ class RemoteEngine:
 class _ChunkReader:
     """Converts the chunks of one response to token ids."""
 
-    def __init__(self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer) -> None:
+    def __init__(self, address: Address, server: RemoteServer, tokenizer: HuggingFaceTokenizer) -> None:
         self._address = address
         self._server = server
         self._tokenizer = tokenizer
         self._held = ""
 
-    def read(self, choice: Choice, *, is_last: bool = False) -> Sequence[int]:
+    def read(self, choice: ServerChoice, *, is_last: bool = False) -> Sequence[int]:
         """Return the ids of the next chunk.
 
         If the server returns text, the start of a possible tag is held back, unless `is_last` is set.
@@ -516,7 +516,7 @@ class _ChunkReader:
         return self._tokenizer.encode(text)
 
 
-def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:
+def _fed(watch: StopMatcher, ids: Sequence[int]) -> tuple[Any, int]:
     """Feed ids to the watch. Return why the text ends, or None, and the number of ids that belong to it."""
     for count, id in enumerate(ids, 1):
         if (end := watch.feed(id)) is not None:
@@ -524,7 +524,7 @@ def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:
     return None, len(ids)
 
 
-def _with_metrics(chunk: Chunk, event: Completion) -> Chunk:
+def _with_metrics(chunk: TokenChunk, event: ServerCompletion) -> TokenChunk:
     """Return the chunk with the metrics that the server reports."""
     assert event.metrics is not None
     speculation = event.metrics.speculative_decoding

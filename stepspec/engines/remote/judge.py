@@ -31,10 +31,10 @@ Row = Annotated[list[Finite], Field(min_length=1)]
 
 
 class _Pooled(BaseModel):
-    class Item(BaseModel):
+    class PooledItem(BaseModel):
         data: Row | Annotated[list[Row], Field(min_length=1)]
 
-    data: Annotated[list[Item], Field(min_length=1, max_length=1)]
+    data: Annotated[list[PooledItem], Field(min_length=1, max_length=1)]
 
     @property
     def values(self) -> list[float]:
@@ -46,12 +46,12 @@ class _Pooled(BaseModel):
                 return values  # type: ignore[return-value]
 
 
-class _Embedded(BaseModel):
-    class Item(BaseModel):
+class _EmbeddingList(BaseModel):
+    class EmbeddingItem(BaseModel):
         index: Count = 0
         embedding: Row
 
-    data: Annotated[list[Item], Field(min_length=1)]
+    data: Annotated[list[EmbeddingItem], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class JudgeServer:
         Raises:
             ModelError: there is no such server or model, or it gives neither embeddings nor rewards.
         """
-        return detected(address, lambda *given: _Detector(*given).server())
+        return detected(address, lambda *given: _JudgeDetector(*given).server())
 
 
-class _Detector(Trials):
+class _JudgeDetector(Trials):
     async def server(self) -> JudgeServer:
         card = await self.model_card()
         fields = {"model": card.id, "encoding_format": "float"}
         embeddings = f"{self.address.base}/embeddings"
         ability: JudgeAbility
-        if await self.try_post(_Embedded, embeddings, fields | {"input": [TRIAL_TEXT]}):
+        if await self.try_post(_EmbeddingList, embeddings, fields | {"input": [TRIAL_TEXT]}):
             ability = "embed"
         elif await self._rewards(fields):
             ability = "reward"
@@ -165,7 +165,7 @@ class RemoteJudge:
     async def embed(self, texts: Sequence[str], group: str | None = None) -> list[list[float]]:
         """See `JudgeModel.embed`."""
         found = await self._ask(f"{self._address.base}/embeddings", list(texts), texts[0], group)
-        items = validated(_Embedded, self._address, found, "list of embeddings").data
+        items = validated(_EmbeddingList, self._address, found, "list of embeddings").data
         by_index = {item.index: item.embedding for item in items}
         if len(items) != len(texts) or by_index.keys() != set(range(len(texts))):
             raise nonsense(self._address, f"{len(items)} embeddings of {len(texts)} texts")

@@ -16,8 +16,8 @@ from functools import reduce
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from stepspec.engines.metrics import Metrics
-from stepspec.engines.protocol import Chunk, DrafterName, Generate, TokenBuffer, Verification, Verify
+from stepspec.engines.metrics import EngineMetrics
+from stepspec.engines.protocol import DrafterName, Generate, TokenBuffer, TokenChunk, Verification, Verify
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.engine import RemoteEngine
 from stepspec.engines.remote.problems import OverloadedError, RejectedError
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SHORTEST_REST_S, LONGEST_REST_S = 1.0, 30.0
+MIN_REST_S, MAX_REST_S = 1.0, 30.0
 """Seconds after which a failed replica is asked whether it works again. They double with every failure."""
 BACKOFF_S = 0.25
 """Seconds before all replicas are tried again; they double, too."""
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Calls that the replica with a text in its cache may have more than the one with the fewest."""
 MAX_KNOWN = 65_536
 """Most conversations and beginnings of texts that are remembered."""
-BLOCK, MOST_BLOCKS = 64, 64
+BLOCK, MAX_BLOCKS = 64, 64
 """Beginnings of texts are compared in blocks of so many tokens, up to so many blocks."""
 
 
@@ -63,7 +63,7 @@ class Replica:
     def failed(self) -> None:
         """Leave it out for a while."""
         self.num_failures += 1
-        self.rests_until = time.monotonic() + min(LONGEST_REST_S, SHORTEST_REST_S * 2 ** (self.num_failures - 1))
+        self.rests_until = time.monotonic() + min(MAX_REST_S, MIN_REST_S * 2 ** (self.num_failures - 1))
 
     def load(self) -> None:
         """Detect the features of the server. Blocks.
@@ -114,7 +114,7 @@ class Affinity:
 def _blocks(buffer: TokenBuffer) -> Generator[int]:
     """Yield hashes of the blocks of a text, each with its group and the blocks before."""
     key = hash(buffer.group)
-    for start in range(0, min(len(buffer), BLOCK * MOST_BLOCKS) - BLOCK + 1, BLOCK):
+    for start in range(0, min(len(buffer), BLOCK * MAX_BLOCKS) - BLOCK + 1, BLOCK):
         key = hash((key, *buffer.since(start, start + BLOCK)))
         yield key
 
@@ -203,10 +203,10 @@ class Replicas:
         described = self._first.describe()
         return {**described, "device": ", ".join([str(described["device"]), *others])}
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the totals over all calls of all replicas."""
         engines = (replica.engine for replica in self._replicas if replica.engine is not None)
-        total = reduce(Metrics.__add__, (engine.metrics() for engine in engines))
+        total = reduce(EngineMetrics.__add__, (engine.metrics() for engine in engines))
         return replace(total, moves=self.num_moves)
 
     @property
@@ -214,7 +214,7 @@ class Replicas:
         """Whether each server works, by its address."""
         return {replica.address.base: replica.works for replica in self._replicas}
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         written: list[int] = []
         tries = _Tries(self, call.prompt)
@@ -263,7 +263,7 @@ class Replicas:
         if placed not in able:
             least = min(able, key=lambda replica: replica.num_open)
             known = self._affinity.find(buffer)
-            if known is None or known not in able or known.num_open > least.num_open + MOST_AHEAD:
+            if known is None or known not in able or known.num_open > least.num_open + MAX_AHEAD:
                 known = least
             placed = self._placed[buffer] = known
             self._affinity.note(buffer, placed)

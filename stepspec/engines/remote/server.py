@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import Choice, Completion, Generated, GenerateMeta, TokenScores
+from stepspec.engines.remote.answers import Generated, GenerateMeta, ServerChoice, ServerCompletion, TokenScores
 from stepspec.engines.remote.problems import refused
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
 from stepspec.errors import EngineError, StepSpecError
 
-MOST_LOGPROBS = (20, 5)
+MAX_LOGPROBS = (20, 5)
 """Numbers of log-probabilities to try: the maximum of vLLM, then of OpenAI."""
 
 ScoreRoute = Literal["inference", "prompt_logprobs", "generate"]
@@ -30,7 +30,7 @@ TRIAL_VALUE = '"stepspec"'
 
 
 @dataclass(frozen=True)
-class Server:
+class RemoteServer:
     """One model on a server, with the features that the server supports for it."""
 
     model: str
@@ -60,16 +60,16 @@ class Server:
     """See `ModelCard`, like the field before."""
 
     @classmethod
-    def found(cls, address: Address) -> "Server":
+    def found(cls, address: Address) -> "RemoteServer":
         """Detect the features of the server at an address.
 
         Raises:
             ModelError: there is no such server or model, or it does not complete text.
         """
-        return detected(address, lambda *given: _Detector(*given).server())
+        return detected(address, lambda *given: _ServerDetector(*given).server())
 
 
-class _Trial(NamedTuple):
+class _FeatureTrial(NamedTuple):
     prompt: list[int] | str
     num_logprobs: int
     extended: bool
@@ -80,21 +80,21 @@ class _Trial(NamedTuple):
         return one_token_fields(model, self.num_logprobs, extended=self.extended, special=self.special)
 
 
-TRIALS = [_Trial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MOST_LOGPROBS, 0)]
+TRIALS = [_FeatureTrial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MAX_LOGPROBS, 0)]
 TRIALS += [
-    _Trial(prompt, count, False, special)
+    _FeatureTrial(prompt, count, False, special)
     for special in (True, False)
     for prompt in (TRIAL_IDS, TRIAL_TEXT)
-    for count in (MOST_LOGPROBS[-1], 0)
+    for count in (MAX_LOGPROBS[-1], 0)
 ]
 
 
-class _Detector(Trials):
-    async def server(self) -> Server:
+class _ServerDetector(Trials):
+    async def server(self) -> RemoteServer:
         card = await self.model_card()
         trial, choice = await self._trial(card.id)
         tops = choice.top_logprobs() or {}
-        return Server(
+        return RemoteServer(
             model=card.id,
             folder=card.root or card.id,
             kind=await self.kind(card),
@@ -113,7 +113,7 @@ class _Detector(Trials):
             may_take_salt=card.may_take_salt,
         )
 
-    async def _trial(self, model: str) -> tuple[_Trial, Choice]:
+    async def _trial(self, model: str) -> tuple[_FeatureTrial, ServerChoice]:
         """Return the first test call in `TRIALS` that the server supports, and its choice."""
         refusal: StepSpecError | None = None
         for trial in TRIALS:
@@ -125,15 +125,15 @@ class _Detector(Trials):
                 continue
             if not reply.response.is_success:
                 raise refused(self.address, status, reply.body)
-            answer = Completion.read(self.address, self.json(reply))
+            answer = ServerCompletion.read(self.address, self.json(reply))
             num_read = answer.usage.prompt_tokens if answer.usage else 0
             if trial.prompt is TRIAL_TEXT or num_read in (0, len(TRIAL_IDS)):  # else it misread the ids
                 return trial, answer.only_choice(self.address)
         raise refusal or EngineError(f"{self.address.base} accepts neither token ids nor text as a prompt.")
 
-    async def _takes_several(self, model: str, trial: "_Trial") -> bool:
+    async def _takes_several(self, model: str, trial: "_FeatureTrial") -> bool:
         fields = trial.fields(model) | {"prompt": [trial.prompt] * 2}
-        answer = await self.try_post(Completion, self._completions, fields)
+        answer = await self.try_post(ServerCompletion, self._completions, fields)
         return answer is not None and sorted(choice.index for choice in answer.choices) == [0, 1]
 
     async def _score_route(self, model: str) -> ScoreRoute | None:
@@ -143,7 +143,7 @@ class _Detector(Trials):
             if given and len(given.logprobs()) == len(TRIAL_IDS) - 1:
                 return "inference"
         fields = {"model": model, "prompt": TRIAL_IDS, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        answer = await self.try_post(Completion, self._completions, fields)
+        answer = await self.try_post(ServerCompletion, self._completions, fields)
         if answer and len(answer.choices) == 1 and len(answer.choices[0].prompt_logprobs or ()) == len(TRIAL_IDS):
             return "prompt_logprobs"
         fields = generate_fields(1) | {"input_ids": TRIAL_IDS}
@@ -151,11 +151,13 @@ class _Detector(Trials):
         meta = scored.meta_info if scored else GenerateMeta()
         return "generate" if meta.input_token_logprobs and meta.input_top_logprobs else None
 
-    async def _schema_field(self, model: str, trial: "_Trial") -> SchemaField | None:
+    async def _schema_field(self, model: str, trial: "_FeatureTrial") -> SchemaField | None:
         """Return the first field that constrains the text. Servers ignore or reject other fields."""
         for field in get_args(SchemaField):
             fields = {"model": model, "prompt": trial.prompt, "max_tokens": 16, "temperature": 0}
-            answer = await self.try_post(Completion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA))
+            answer = await self.try_post(
+                ServerCompletion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA)
+            )
             if answer and answer.choices and answer.choices[0].text.strip() == TRIAL_VALUE:
                 return field
         return None
@@ -176,7 +178,7 @@ class _Detector(Trials):
 
 
 def one_token_fields(model: str, num_logprobs: int, *, extended: bool, special: bool) -> dict[str, Any]:
-    """Return the fields of a call for the argmax next token. See `Server.extended` and `Server.shows_special`."""
+    """Return the fields of a call for the argmax next token. `extended` and `special` are those of `RemoteServer`."""
     fields: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
     if num_logprobs:
         fields["logprobs"] = num_logprobs

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import ModelCard, ModelList, validated
+from stepspec.engines.remote.answers import ServerModel, ServerModels, validated
 from stepspec.engines.remote.client import CONNECT_S
 from stepspec.engines.remote.limits import BoundedTransport, read_json, read_whole
 from stepspec.engines.remote.problems import nonsense, refused, unreachable
@@ -45,7 +45,7 @@ class Trials:
     address: Address
     client: httpx.AsyncClient
 
-    async def model_card(self) -> ModelCard:
+    async def model_card(self) -> ServerModel:
         """Return the server's description of the model.
 
         Raises:
@@ -56,9 +56,11 @@ class Trials:
         status = reply.response.status_code
         if not reply.response.is_success:
             if self.address.model is not None and status not in (401, 403):
-                return ModelCard(id=self.address.model)  # some servers do not list their models
+                return ServerModel(id=self.address.model)  # some servers do not list their models
             raise refused(self.address, status, reply.body)
-        by_id = {card.id: card for card in validated(ModelList, self.address, self.json(reply), "list of models").data}
+        by_id = {
+            card.id: card for card in validated(ServerModels, self.address, self.json(reply), "list of models").data
+        }
         wanted = self.address.model
         if wanted is None and len(by_id) == 1:
             return next(iter(by_id.values()))
@@ -69,13 +71,13 @@ class Trials:
             raise ModelError(f"At {self.address.base}: {unknown_name('model', wanted, by_id)}")
         return by_id[wanted]
 
-    async def kind(self, card: ModelCard) -> str:
+    async def kind(self, card: ServerModel) -> str:
         """Return the server's name, and its version if it reports it."""
         name = NAMES.get(str(card.owned_by), "a server")
         path = "props" if name == "llama.cpp" else "version"
         try:
             reply = await self.get(f"{self.address.root}/{path}")
-            version = _Version.model_validate_json(reply.body).version if reply.response.is_success else ""
+            version = _ServerVersion.model_validate_json(reply.body).version if reply.response.is_success else ""
         except (ValidationError, EngineError):
             version = ""
         return f"{name} {version}".strip()
@@ -112,7 +114,7 @@ class Trials:
         return found
 
 
-class _Version(BaseModel):
+class _ServerVersion(BaseModel):
     version: Annotated[str, Field(max_length=100, validation_alias=AliasChoices("version", "build_info"))] = ""
 
 

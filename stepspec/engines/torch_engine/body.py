@@ -29,7 +29,7 @@ FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # other types change their frequencies with the text's length
 
 
-class Body(Protocol):
+class ModelBody(Protocol):
     """A model without its head: from ids to hidden states."""
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
@@ -46,12 +46,12 @@ class Body(Protocol):
         """
         ...
 
-    def first_layers(self, num_layers: int) -> "Body":
+    def first_layers(self, num_layers: int) -> "ModelBody":
         """Return the same body with only its first `num_layers` layers."""
         ...
 
 
-def make_body(network: PreTrainedModel) -> Body:
+def make_body(network: PreTrainedModel) -> ModelBody:
     """Return the network's layers, fused if `is_fusible` allows it."""
     if has_alibi(network):
         return AlibiBody(network)
@@ -70,14 +70,14 @@ class AlibiBody:
     def __init__(self, network: PreTrainedModel) -> None:
         body: Any = network.base_model
         self._embed: Callable[[Tensor], Tensor] = lambda ids: body.word_embeddings_layernorm(body.word_embeddings(ids))
-        self._layers: Sequence[Any] = [*body.h]
+        self.layers: Sequence[Any] = [*body.h]
         self._norm = body.ln_f
         self._slopes = alibi_slopes(network.config.n_head).to(network.device)
 
     def first_layers(self, num_layers: int) -> "AlibiBody":
         """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)
-        short._layers = self._layers[:num_layers]
+        short.layers = self.layers[:num_layers]
         return short
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
@@ -88,7 +88,7 @@ class AlibiBody:
         if masks.full is not None:
             lowest = torch.finfo(hidden.dtype).min
             mask = torch.zeros_like(masks.full, dtype=hidden.dtype).masked_fill_(~masks.full, lowest)
-        for layer in self._layers:
+        for layer in self.layers:
             hidden = layer(hidden, alibi=alibi, attention_mask=mask, layer_past=cache, use_cache=True)[0]
         return self._norm(hidden)
 
@@ -106,7 +106,7 @@ class ModuleBody:
     """The network's own modules."""
 
     def __init__(self, network: PreTrainedModel) -> None:
-        self._body: Any = network.base_model
+        self.modules: Any = network.base_model
         text: Any = network.config.get_text_config()
         self._slides = window_of(text) is not None
         self._by_type = "sliding_attention" in (getattr(text, "layer_types", None) or ())
@@ -114,14 +114,14 @@ class ModuleBody:
     def first_layers(self, num_layers: int) -> "ModuleBody":
         """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)
-        short._body = _shortened(self._body, num_layers)
+        short.modules = _shortened(self.modules, num_layers)
         return short
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         mask: Any = masks.window if self._slides else masks.full
         if self._by_type:
             mask = {"full_attention": masks.full, "sliding_attention": masks.window}
-        return self._body(
+        return self.modules(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
 
@@ -308,7 +308,7 @@ class FusedBody:
         self._signs = self._scale * torch.ones_like(self._frequencies)
         self._signs[: self._size // 2].neg_()
         packed = packing_pays(self._embedding, _size(network))
-        self._layers = [
+        self.layers = [
             self._fused(layer, packed, slides=_slides(config, index)) for index, layer in enumerate(body.layers)
         ]
         self._norm = body.norm.weight
@@ -332,7 +332,7 @@ class FusedBody:
     def first_layers(self, num_layers: int) -> "FusedBody":
         """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)
-        short._layers = self._layers[:num_layers]
+        short.layers = self.layers[:num_layers]
         return short
 
     def _fused(self, layer: Any, packed: bool, *, slides: bool) -> _Layer:
@@ -363,10 +363,10 @@ class FusedBody:
                 assert self._attend_in_slots is not None
                 stores = cache.write(k.transpose(1, 2), v.transpose(1, 2), index)
                 return self._attend_in_slots(
-                    q, *stores, *masks.rows, self._window if self._layers[index].slides else None
+                    q, *stores, *masks.rows, self._window if self.layers[index].slides else None
                 )
             keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
-            return self._attend(q.transpose(1, 2), keys, values, biases[self._layers[index].slides], cache.runs)
+            return self._attend(q.transpose(1, 2), keys, values, biases[self.layers[index].slides], cache.runs)
 
         return self._read(ids, positions, attend)
 
@@ -390,7 +390,7 @@ class FusedBody:
             split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
             for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
                 keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start)
-                parts.append(self._attend(query, keys, values, bias[self._layers[index].slides], ()))
+                parts.append(self._attend(query, keys, values, bias[self.layers[index].slides], ()))
             return torch.cat(parts, 1)
 
         return self._read(ids, positions, attend)
@@ -410,7 +410,7 @@ class FusedBody:
         heads, num_qk, normed = self._heads, self._heads + self._kv_heads, self._rms_norm
         cosine, sine = self._rotation(positions)
         x = self._embedding[ids.flatten()]  # [B * T, W]
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             qkv = layer.qkv.product(normed(x, layer.attention_norm)).view(batch, length, -1, self._size)
             qk = qkv[:, :, :num_qk]
             if layer.qk_norm is not None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from stepspec.engines.metrics import Metrics
-from stepspec.engines.protocol import Chunk, Probe, Sampling, TokenBuffer, Verification
+from stepspec.engines.metrics import EngineMetrics
+from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, TokenChunk, Verification
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.model import Branch
 from stepspec.engines.torch_engine.row import BatchRow
@@ -18,7 +18,7 @@ from stepspec.errors import EngineError, StepSpecError
 
 
 @dataclass(eq=False, kw_only=True)
-class Call(ABC):
+class EngineCall(ABC):
     """A call of either kind: its prompt, its slot once admitted, and the ids that the model has not read yet."""
 
     prompt: TokenBuffer
@@ -29,7 +29,7 @@ class Call(ABC):
     queue_s: float = 0.0
     slot: Slot | None = None
     pending: list[int] = field(default_factory=list)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
 
     @property
     def after(self) -> Sequence[int]:
@@ -66,11 +66,11 @@ class Call(ABC):
 
 
 @dataclass(eq=False, kw_only=True)
-class Generation(Call):
+class GenerateCall(EngineCall):
     """A `generate` call."""
 
     row: BatchRow
-    chunks: "asyncio.Queue[Chunk | StepSpecError]"
+    chunks: "asyncio.Queue[TokenChunk | StepSpecError]"
     num_sent: int = 0
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Generation(Call):
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
         ids, details = tuple(row.beyond[row.num_after + self.num_sent :]), row.details
-        chunk = Chunk(ids)
+        chunk = TokenChunk(ids)
         if details is not None:
             new = slice(self.num_sent, None)
             logprobs, entropies, margins = (
@@ -133,7 +133,7 @@ class Generation(Call):
 
 
 @dataclass(eq=False, kw_only=True)
-class Scoring(Call):
+class Scoring(EngineCall):
     """A `verify` call."""
 
     continuation: Sequence[int]

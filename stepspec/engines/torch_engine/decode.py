@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
@@ -159,7 +159,7 @@ class Rounds:
     def __init__(
         self,
         target: CausalModel,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         filler: BatchRow | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

@@ -24,22 +24,22 @@ from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, default_sampling, load_tokenizer, weights_hash
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     EVERYTHING,
     MAX_DRAFTED,
-    Chunk,
     DrafterName,
     Drafting,
     Generate,
+    TokenChunk,
     Verification,
     Verify,
     check_ids,
     check_room,
 )
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.cache import SlotCache
-from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_heads
@@ -56,7 +56,7 @@ EXIT_S = 10.0
 """Longest wait for the engine's thread when the program exits, in seconds."""
 
 
-class Options(FileModel):
+class TorchOptions(FileModel):
     """Options of a model in its spec string, such as `torch:FOLDER?dtype=bfloat16&threads=2`."""
 
     device: str | None = None
@@ -71,7 +71,7 @@ class Options(FileModel):
     """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
 
     @classmethod
-    def parsed(cls, query: str) -> "Options":
+    def parsed(cls, query: str) -> "TorchOptions":
         """Parse the part of a spec string after the question mark.
 
         Raises:
@@ -83,7 +83,7 @@ class Options(FileModel):
             raise UsageError(f"Options of the torch engine: {first_problem(error, cls)}") from error
 
 
-Task = Call | Callable[[Scheduler], None]
+Task = EngineCall | Callable[[Scheduler], None]
 """Input of the engine's thread: a call to serve, or a function to run between two turns."""
 
 TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
@@ -127,15 +127,15 @@ class TorchEngine:
         self.name = model.name
         self.tokenizer = tokenizer
         self.default_sampling = default_sampling or {}
-        self._model = model
+        self.model = model
         self._drafter = drafter
         self._drafter_tokenizer = drafter_tokenizer
         self._heads = heads
         self._weights = weights
         self._threads = threads or default_threads(model.num_parameters)
         self._grammars = Grammars(tokenizer, model.vocab_size)
-        self._make_room(budget)
-        self._metrics = Metrics()
+        self.make_room(budget)
+        self._metrics = EngineMetrics()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
@@ -150,7 +150,7 @@ class TorchEngine:
         Raises:
             UsageError: an option is unknown or has an invalid value.
         """
-        Options.parsed(spec.partition("?")[2])
+        TorchOptions.parsed(spec.partition("?")[2])
 
     @classmethod
     def load(
@@ -159,7 +159,7 @@ class TorchEngine:
         """Load a model and start an engine for it.
 
         Args:
-            spec: hub name or folder. After a question mark, it may have `Options`, which count before the arguments.
+            spec: hub name or folder. After a question mark, it may have `TorchOptions`, which override the arguments.
             device: a torch device; the default is CUDA if there is a GPU, else the CPU.
             dtype: of the weights; the default is float32 on a CPU, else bfloat16.
             title: the model's name in results; the default is the hub name or the folder's name.
@@ -169,7 +169,7 @@ class TorchEngine:
             ModelError: the model cannot be loaded, or the engine does not support it.
         """
         name, _, query = spec.partition("?")
-        options = Options.parsed(query)
+        options = TorchOptions.parsed(query)
         device = options.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
         chosen = dtype if options.dtype is None else getattr(torch, options.dtype)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
@@ -194,12 +194,12 @@ class TorchEngine:
         same = self.tokenizer.same_vocabulary(draft.tokenizer)
         self._close()
         self._thread.join()
-        drafter, budget = draft._model.with_own_cache(), None
-        if (free := free_bytes(self._model.device)) is not None:
+        drafter, budget = draft.model.with_own_cache(), None
+        if (free := free_bytes(self.model.device)) is not None:
             budget = int(TARGET_SHARE * free)
-            draft._make_room(int(DRAFT_SHARE * free))
+            draft.make_room(int(DRAFT_SHARE * free))
         return TorchEngine(
-            self._model,
+            self.model,
             self.tokenizer,
             drafter,
             self._weights,
@@ -210,61 +210,61 @@ class TorchEngine:
             None if same else draft.tokenizer,
         )
 
-    def _make_room(self, budget: int | None) -> None:
+    def make_room(self, budget: int | None) -> None:
         """Choose the number and the size of slots by the free memory. Call it before the first call."""
-        models = [self._model] if self._drafter is None else [self._model, self._drafter]
+        models = [self.model] if self._drafter is None else [self.model, self._drafter]
         if self._drafter is not None and self._drafter_tokenizer is None:  # rows are padded for both or for none
-            self._model.uses_graphs = self._drafter.uses_graphs = self._model.uses_graphs and self._drafter.uses_graphs
+            self.model.uses_graphs = self._drafter.uses_graphs = self.model.uses_graphs and self._drafter.uses_graphs
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
         if self._drafter is not None:
             self._drafter.max_context = min(self._drafter.max_context, room.max_context)
-        self._num_slots = room.num_slots - self._model.uses_graphs
-        if free_bytes(self._model.device) is not None:
+        self._num_slots = room.num_slots - self.model.uses_graphs
+        if free_bytes(self.model.device) is not None:
             for model in models:
                 model.cache = SlotCache()  # an earlier choice may have reserved more
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
-        self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots, tokenizers)
+        self._drafters = Drafters(self.model, self._drafter, self._heads, self._num_slots, tokenizers)
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""
-        device = self._model.device
+        device = self.model.device
         return {
             "name": self.name,
             "weights": self._weights,
-            "dtype": str(self._model.network.dtype).removeprefix("torch."),
+            "dtype": str(self.model.network.dtype).removeprefix("torch."),
             "device": str(device),
             "threads": self._threads if device.type == "cpu" else None,
         }
 
     def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         """Return target and draft with transformers' own layers and attention, sharing the weights, for comparison."""
-        return self._model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
+        return self.model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
 
     def bytes_per_pass(self, context: float) -> float:
         """Return the bytes that a pass over one token reads after `context` positions."""
-        return self._model.read_bytes + context * self._model.position_bytes
+        return self.model.read_bytes + context * self.model.position_bytes
 
     @property
     def drafters(self) -> list[DrafterName]:
         """Names of the drafters that this engine can use."""
         return self._drafters.available()
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> EngineMetrics:
         """Return the metrics of all calls so far."""
-        memory = {"weights": self._model.weight_bytes, "cache": self._model.cache.num_bytes}
+        memory = {"weights": self.model.weight_bytes, "cache": self.model.cache.num_bytes}
         if self._drafter is not None:
             memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
         return replace(self._metrics.copied(), memory_bytes=memory)
 
-    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
         prompt, drafting = call.prompt, call.drafting
         prompt_length, length = len(prompt), len(prompt) + len(call.after)
         check_room(self, length, 1)
-        check_ids(self.name, self._model.vocab_size, prompt, call.after, call.hint, call.sampling.named_ids)
+        check_ids(self.name, self.model.vocab_size, prompt, call.after, call.hint, call.sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
@@ -272,7 +272,7 @@ class TorchEngine:
         if call.json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, call.json_schema)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
-        generation = Generation(
+        generation = GenerateCall(
             prompt=prompt,
             prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
@@ -282,7 +282,7 @@ class TorchEngine:
                 prompt_length,
                 call.sampling,
                 drafting,
-                StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
+                StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids),
                 call.hint,
                 constraint,
                 beyond=[*call.after],
@@ -309,7 +309,7 @@ class TorchEngine:
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         named = () if call.sampling is None else call.sampling.named_ids
-        check_ids(self.name, self._model.vocab_size, prompt, continuation, named, *probe_ids)
+        check_ids(self.name, self.model.vocab_size, prompt, continuation, named, *probe_ids)
         loop = asyncio.get_running_loop()
         scoring = Scoring(
             prompt=prompt,
@@ -320,7 +320,7 @@ class TorchEngine:
             probes=probes,
             scores=call.scores,
             sampling=call.sampling,
-            top=min(call.top, self._model.vocab_size),
+            top=min(call.top, self.model.vocab_size),
             outcome=loop.create_future(),
         )
         self._submit(scoring)
@@ -370,12 +370,12 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _work(self) -> None:
-        if self._model.device.type == "cpu":
+        if self.model.device.type == "cpu":
             use_threads(self._threads)
-        elif self._model.device.type == "cuda":
-            torch.cuda.set_device(self._model.device)
-        first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
-        scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
+        elif self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
+        first = self._tasks.get()  # `make_room` may still change the slots until the first task arrives
+        scheduler = Scheduler(self.model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()
         try:
             if first is not None:
@@ -414,7 +414,7 @@ def _end_thread(tasks: "queue.SimpleQueue[Task | None]", thread: threading.Threa
 
 
 def _dispatch(task: Task, scheduler: Scheduler) -> None:
-    if isinstance(task, Call):
+    if isinstance(task, EngineCall):
         scheduler.add(task)
     else:
         task(scheduler)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepspec.engines.torch_engine.model import CausalModel, Positions
 
-LEAST_SPAN = 256
+MIN_SPAN = 256
 Result = TypeVar("Result")
 
 
@@ -41,7 +41,7 @@ def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int)
         table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1
     model.cache.reserve(max(row[0] for row in rows) + 1, end)
-    span = model.cache.capacity if model.reads_slots else min(max(LEAST_SPAN, bucket(end)), model.cache.capacity)
+    span = model.cache.capacity if model.reads_slots else min(max(MIN_SPAN, bucket(end)), model.cache.capacity)
     return Positions(table[:, 0], table[:, 1], span), table[:, 2:].T
 
 
@@ -96,7 +96,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         # A capture begins with a synchronization, which breaks another one. Allocations of other threads do not.
         try:
-            with Captured._capturing, torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            with self._capturing, torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 results = self._function(*tree_unflatten(fixed, structure))
         except Exception:
             vars(self._thread).clear()  # the pool of a failed capture cannot be used again
@@ -104,10 +104,10 @@ class Captured:
         Captured.num_captures += 1
         return graph, [leaf for leaf in fixed if isinstance(leaf, Tensor)], results
 
-    @staticmethod
-    def _of_thread() -> tuple[torch.cuda.Stream, Any]:
+    @classmethod
+    def _of_thread(cls) -> tuple[torch.cuda.Stream, Any]:
         """Return this thread's stream for captures, and the pool of its graphs."""
-        own = Captured._thread
+        own = cls._thread
         if not hasattr(own, "stream"):
             own.stream, own.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         return own.stream, own.pool

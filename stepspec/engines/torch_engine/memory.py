@@ -11,14 +11,14 @@ from stepspec.errors import ModelError
 SHARE = 0.85
 """Share of the memory left by the weights that the caches may use. The rest is for passes and graphs."""
 
-LEAST_CONTEXT = 2048
-LEAST_SLOTS = 2
+MIN_CONTEXT = 2048
+MIN_SLOTS = 2
 """One for a text, and one for the dummy row that pads batches."""
 
 GIB = 1 << 30
 
 
-class Room(NamedTuple):
+class CacheSize(NamedTuple):
     """Size of the caches: number of slots, and positions per slot."""
 
     num_slots: int
@@ -30,7 +30,7 @@ def free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> Room:
+def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> CacheSize:
     """Return the size of the caches for models that run together.
 
     Args:
@@ -44,12 +44,12 @@ def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) 
     max_context = min(model.max_context for model in models)
     free = free_bytes(models[0].device)
     if free is None:
-        return Room(max_slots, max_context)
+        return CacheSize(max_slots, max_context)
     usable = int(SHARE * free) if budget is None else budget
     return fitting(usable, sum(model.position_bytes for model in models), max_slots, max_context, models[0].name)
 
 
-def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> Room:
+def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> CacheSize:
     """Return as many slots of the full context as fit; if fewer than two fit, two slots of a shorter context.
 
     Args:
@@ -60,17 +60,17 @@ def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, 
         name: the model's name in errors.
 
     Raises:
-        ModelError: two slots of `LEAST_CONTEXT` positions, or of the model's context if that is shorter, do not fit.
+        ModelError: two slots of `MIN_CONTEXT` positions, or of the model's context if that is shorter, do not fit.
     """
     num_slots = min(max_slots, usable // (position_bytes * max_context))
-    if num_slots >= LEAST_SLOTS:
-        return Room(num_slots, max_context)
-    context = usable // (position_bytes * LEAST_SLOTS)
-    least = min(LEAST_CONTEXT, max_context)
+    if num_slots >= MIN_SLOTS:
+        return CacheSize(num_slots, max_context)
+    context = usable // (position_bytes * MIN_SLOTS)
+    least = min(MIN_CONTEXT, max_context)
     if context < least:
-        needed = LEAST_SLOTS * least * position_bytes
+        needed = MIN_SLOTS * least * position_bytes
         raise ModelError(
             f"The cache of {name} needs {needed / GIB:.1f} GiB of device memory for texts of {least} tokens, but only "
             f"{usable / GIB:.1f} GiB is available. Free device memory, or choose a smaller model or draft."
         )
-    return Room(LEAST_SLOTS, context)
+    return CacheSize(MIN_SLOTS, context)

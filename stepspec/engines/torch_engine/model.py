@@ -40,7 +40,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 NUM_TRIALS, NUM_AGREEING = 8, 3
 """Number of trial texts for a network in 16 bits, and how many of them it must reproduce if not the first one."""
 
-LONGEST_TRIAL = 256
+MAX_TRIAL = 256
 """Longest window that the trial texts exceed, in tokens."""
 
 UNLIMITED = 1 << 15
@@ -523,7 +523,7 @@ def _trials(network: PreTrainedModel) -> list[list[int]]:
     """
     vocab_size = int(network.config.get_text_config().vocab_size)
     window = window_of(network.config.get_text_config()) or 0
-    length = 8 + (window if window <= LONGEST_TRIAL else 0)
+    length = 8 + (window if window <= MAX_TRIAL else 0)
     num_texts = 1 if network.dtype == torch.float32 else NUM_TRIALS
     starts = [5 + vocab_size * number // num_texts for number in range(num_texts)]
     return [[token % vocab_size for token in range(start, start + length)] for start in starts]

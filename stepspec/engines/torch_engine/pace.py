@@ -35,7 +35,7 @@ TRIAL_SHARE, FIRST_REST = 0.01, 8.0
 """Share of the time that trials may cost, and rounds without drafting before the first trial. The first trials come
 sooner than the share allows, to correct wrong first timings early; the pause between them doubles each time."""
 
-LONGEST_RUN = 32
+MAX_RUN = 32
 """Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
 
 MARGIN = 1.05
@@ -43,7 +43,7 @@ MARGIN = 1.05
 
 
 @dataclass
-class Share:
+class SuccessRate:
     """A success rate from exponentially weighted counts."""
 
     successes: float = 0.0
@@ -74,7 +74,7 @@ class Round:
     shared: bool = False  # the pass read other rows too or was captured, so its time says nothing about the round
 
 
-class Costs:
+class RoundCosts:
     """Costs of the latest rounds with about the same number of rows, in seconds. Medians absorb spikes."""
 
     def __init__(self, *, by_token: bool) -> None:
@@ -163,15 +163,15 @@ class Pacer:
     """Chooses how many tokens one drafter drafts, from each row's acceptance and the costs of rounds of that load."""
 
     def __init__(self, *, by_token: bool = True) -> None:
-        """`by_token`: see `Costs`."""
-        self._costs: defaultdict[int, Costs] = defaultdict(partial(Costs, by_token=by_token))
+        """`by_token`: see `RoundCosts`."""
+        self._costs: defaultdict[int, RoundCosts] = defaultdict(partial(RoundCosts, by_token=by_token))
         self.forget()
 
     def forget(self) -> None:
         """Drop what was learned from texts: acceptance and the state of trials. The costs of rounds are preserved."""
-        self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
-        self._found = Share(1.0, 1.0)
-        self._rows: weakref.WeakKeyDictionary[BatchRow, Share] = weakref.WeakKeyDictionary()
+        self._seen = SuccessRate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        self._found = SuccessRate(1.0, 1.0)
+        self._rows: weakref.WeakKeyDictionary[BatchRow, SuccessRate] = weakref.WeakKeyDictionary()
         self._rest, self._early_rest, self._run, self._shared = 0.0, FIRST_REST, 0, 0
         self._trial = False
 
@@ -192,7 +192,7 @@ class Pacer:
             return TRIAL_TOKENS
         best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
         if best:
-            self._run = (self._run + 1) % (LONGEST_RUN + 1)
+            self._run = (self._run + 1) % (MAX_RUN + 1)
             return best if self._run else 0
         self._run = 0
         self._trial = self._rest <= 0
@@ -200,9 +200,9 @@ class Pacer:
         return TRIAL_TOKENS if self._trial else 0
 
     def knows_costs(self, load: int) -> bool:
-        """Whether the next round of that load need not be timed. One in `LONGEST_RUN` is."""
+        """Whether the next round of that load need not be timed. One in `MAX_RUN` is."""
         costs = self._costs[load]
-        self._shared = (self._shared + 1) % LONGEST_RUN
+        self._shared = (self._shared + 1) % MAX_RUN
         return bool(self._shared) and not (costs.lacks_rounds or costs.lacks_drafts)
 
     def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
@@ -238,5 +238,5 @@ class Pacer:
         for row, num_drafted, num_accepted in zip(rows, done.drafted, done.accepted, strict=True):
             tries = num_accepted + (num_accepted < num_drafted)
             if tries or row in self._rows:
-                self._rows.setdefault(row, Share()).note(num_accepted, tries, ROW_MEMORY)
+                self._rows.setdefault(row, SuccessRate()).note(num_accepted, tries, ROW_MEMORY)
             self._seen.note(num_accepted, tries, DRAFTER_MEMORY * len(rows), PRIOR_WEIGHT)

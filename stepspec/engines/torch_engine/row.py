@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import ChunkEnd, Drafting, Sampling, TokenBuffer
-from stepspec.engines.stops import StopWatch
+from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.constraint import Constraint
 from stepspec.engines.torch_engine.sampling import Seen
 from stepspec.engines.torch_engine.slots import Slot
@@ -31,7 +31,7 @@ class BatchRow:
     prompt_length: int
     sampling: Sampling
     drafting: Drafting
-    watch: StopWatch
+    watch: StopMatcher
     hint: Sequence[int] = ()
     constraint: Constraint | None = None
     beyond: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class BatchRow:
     slot: Slot = field(init=False)  # set when the call is admitted
     seen: Seen | None = None  # the tokens in the first `num_seen` ids, [V]; set if there is a penalty
     num_seen: int = 0
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
     details: TokenDetails | None = None
 
     @property

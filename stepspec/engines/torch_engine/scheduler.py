@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import torch
 
-from stepspec.engines.metrics import Metrics
+from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopWatch
-from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.engines.stops import StopMatcher
+from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.decode import Reading, Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
@@ -27,28 +27,28 @@ FLUSH_S = 0.05
 """Seconds between two chunks of a call, often enough for a reader. The chunks of all calls are sent together, because
 the callers' work on them delays the next round."""
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=EngineCall)
 
 
 class Scheduler:
     """Schedules the calls of one engine, in order of arrival."""
 
-    def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: Metrics) -> None:
+    def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: EngineMetrics) -> None:
         self._model = model
         self._metrics = metrics
         self._watch = Stopwatch(metrics, model.device)
         self._drafters = drafters
         self._slots = SlotTable(model, max_slots + model.uses_graphs)
         self._rounds = Rounds(model, metrics, self._filler() if model.uses_graphs else None)
-        self._waiting: list[Call] = []
-        self._reading: list[Call] = []
-        self._running: list[Generation] = []
+        self._waiting: list[EngineCall] = []
+        self._reading: list[EngineCall] = []
+        self._running: list[GenerateCall] = []
         self._flushed_at = 0.0
 
     def _filler(self) -> BatchRow:
         """Return a dummy row with its own slot, to pad batches."""
         buffer = TokenBuffer([0])
-        row = BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
+        row = BatchRow(buffer, 1, Sampling(), Drafting(), StopMatcher(Stop(1), str, frozenset()))
         slot = self._slots.acquire(buffer, 1)
         assert slot is not None
         row.slot = slot
@@ -59,7 +59,7 @@ class Scheduler:
         """Whether there is nothing to do."""
         return not (self._waiting or self._reading or self._running)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: EngineCall) -> None:
         """Add a new call."""
         self._waiting.append(call)
 
@@ -110,12 +110,12 @@ class Scheduler:
             if isinstance(call, Scoring):
                 further = () if after else call.continuation
                 call.pending = [*unread, *further, *(id for probe in call.probes for id in probe.ids)]
-            elif isinstance(call, Generation):
+            elif isinstance(call, GenerateCall):
                 call.row.slot = slot
                 call.pending = unread if call.starts and len(unread) > 1 else unread[:-1]
             self._reading.append(call)
 
-    def _read(self, calls: Sequence[Call]) -> None:
+    def _read(self, calls: Sequence[EngineCall]) -> None:
         """Run one pass over the next chunks to read. Fully read calls start to generate or get their result."""
         if calls:
             self._run_or_fail(calls, self._read_chunks)
@@ -123,14 +123,14 @@ class Scheduler:
 
     def _begin(self) -> None:
         """Let fully read calls generate."""
-        for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
+        for call in [call for call in self._reading if isinstance(call, GenerateCall) and not call.pending]:
             self._reading.remove(call)
             self._running.append(call)
 
-    def _next_readers(self) -> list[Call]:
+    def _next_readers(self) -> list[EngineCall]:
         """Return the calls whose next chunks share a pass, in order of arrival, with at most half of it padding if the
         model pads rows of different lengths."""
-        readers: list[Call] = []
+        readers: list[EngineCall] = []
         total = widest = 0
         for call in self._reading:
             size = self._chunk_size(call)
@@ -142,19 +142,19 @@ class Scheduler:
                 readers.append(call)
         return readers
 
-    def _chunk_size(self, call: Call) -> int:
+    def _chunk_size(self, call: EngineCall) -> int:
         """Return how many pending ids a call reads next: a chunk of the prompt, or all that is left."""
         num_prompt = len(call.pending) - call.num_beyond
         return PREFILL_CHUNK if num_prompt > PREFILL_CHUNK else len(call.pending)
 
-    def _read_chunks(self, calls: Sequence[Call]) -> None:
+    def _read_chunks(self, calls: Sequence[EngineCall]) -> None:
         reading = self._chunks(calls)
         with self._watch.time("read", [call.metrics for call in calls]):
             logits = self._model.extend(reading.slots, reading.ids, keep=reading.keep, branches=reading.branches)
         self._metrics.passes["read"] += 1
         self._have_read(calls, reading.ids, logits)
 
-    def _chunks(self, calls: Sequence[Call]) -> Reading:
+    def _chunks(self, calls: Sequence[EngineCall]) -> Reading:
         """Return the next chunks of calls."""
         chunks = [call.pending[: self._chunk_size(call)] for call in calls]
         last = [len(chunk) == len(call.pending) for call, chunk in zip(calls, chunks, strict=True)]
@@ -171,15 +171,17 @@ class Scheduler:
             branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
         )
 
-    def _have_read(self, calls: Sequence[Call], chunks: Sequence[list[int]], logits: Sequence[torch.Tensor]) -> None:
-        """Go on after a pass over chunks. `logits` are those of the columns in `Call.keep`, [C, V] for each call."""
+    def _have_read(
+        self, calls: Sequence[EngineCall], chunks: Sequence[list[int]], logits: Sequence[torch.Tensor]
+    ) -> None:
+        """Go on after a pass over chunks. `logits` are those of the columns in `EngineCall.keep`, [C, V] per call."""
         last = [len(chunk) == len(call.pending) for call, chunk in zip(calls, chunks, strict=True)]
         read = [(call, rows) for call, rows, end in zip(calls, logits, last, strict=True) if end]
-        starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation) and call.starts]
+        starting = [(call.row, rows) for call, rows in read if isinstance(call, GenerateCall) and call.starts]
         if starting:
             self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
         for call, chunk in zip(calls, chunks, strict=True):
-            if isinstance(call, Generation):
+            if isinstance(call, GenerateCall):
                 slot_of(call).ids.extend(chunk)  # for calls on the same text that begin before this one ends
             del call.pending[: len(chunk)]
             call.metrics.passes["read"] += 1
@@ -188,9 +190,9 @@ class Scheduler:
                 call.settle(rows, partial=self._model.vocabulary is not None)
                 self._leave(call)
 
-    def _groups(self) -> Mapping[DrafterName, Sequence[Generation]]:
+    def _groups(self) -> Mapping[DrafterName, Sequence[GenerateCall]]:
         """Return the generating calls by drafter. Calls with the same drafter share passes."""
-        groups: dict[DrafterName, list[Generation]] = {}
+        groups: dict[DrafterName, list[GenerateCall]] = {}
         for call in self._running:
             if call.row.end is None:
                 groups.setdefault(call.row.drafting.drafter, []).append(call)
@@ -203,7 +205,7 @@ class Scheduler:
                 return name
         return None
 
-    def _decode(self, sharing: DrafterName | None = None, readers: Sequence[Call] = ()) -> None:
+    def _decode(self, sharing: DrafterName | None = None, readers: Sequence[EngineCall] = ()) -> None:
         """Run a round for every generating call. The round of the drafter `sharing` also reads chunks of `readers`."""
         for name, calls in self._groups().items():
             drafter = self._drafters.get(name)
@@ -224,11 +226,13 @@ class Scheduler:
             if call.row.end is not None:
                 self._leave(call)
 
-    def _run_round(self, drafter: Drafter | None, calls: Sequence[Generation]) -> None:
+    def _run_round(self, drafter: Drafter | None, calls: Sequence[GenerateCall]) -> None:
         self._slots.pack([call.row.slot for call in calls])
         self._rounds.run([call.row for call in calls], drafter)
 
-    def _read_beside(self, drafter: Drafter | None, calls: Sequence[Generation], readers: Sequence[Call]) -> bool:
+    def _read_beside(
+        self, drafter: Drafter | None, calls: Sequence[GenerateCall], readers: Sequence[EngineCall]
+    ) -> bool:
         """Run a round whose pass also reads chunks. If the round fails, return False; chunks that are not read then
         have a pass of their own."""
         self._slots.pack([call.row.slot for call in calls])
@@ -261,9 +265,9 @@ class Scheduler:
                 self._leave(calls[0])
                 calls[0].fail(engine_error(self._model.name, error))
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: EngineCall) -> None:
         """Remove an admitted call. Its slot keeps what was read."""
-        if isinstance(call, Generation) and call in self._running:
+        if isinstance(call, GenerateCall) and call in self._running:
             last = self._running.pop()  # fills the gap, so that all other calls keep their index
             if last is not call:
                 self._running[self._running.index(call)] = last
@@ -273,14 +277,14 @@ class Scheduler:
         beyond: Sequence[int] = ()
         if isinstance(call, Scoring):
             beyond = call.continuation
-        elif isinstance(call, Generation):
+        elif isinstance(call, GenerateCall):
             beyond = call.row.beyond
             self._drafters.release(call.row)
         self._slots.remember(slot, call.prompt, call.prompt_length, beyond)
         self._slots.release(slot)
 
 
-def slot_of(call: Call) -> Slot:
+def slot_of(call: EngineCall) -> Slot:
     """Return the slot of an admitted call."""
     assert call.slot is not None
     return call.slot

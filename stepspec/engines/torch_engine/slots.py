@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine.model import CausalModel
 
-LEAST_PREFIX = 16
+MIN_PREFIX = 16
 """Minimum number of shared ids to copy. Reading fewer again takes no longer than a copy."""
 
 CHUNK = 256
@@ -79,7 +79,7 @@ class SlotTable:
         shared = {slot.index: common_prefix(slot.ids, ids) for slot in self._slots if slot.ids and slot.group == group}
         source = max(shared, key=lambda index: shared[index], default=None)
         slot = min(idle, key=_reuse_order)
-        if source is None or shared[source] < LEAST_PREFIX:
+        if source is None or shared[source] < MIN_PREFIX:
             length = shared.get(slot.index, 0)
         else:
             length = shared[source]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepspec.engines.metrics import Metrics, PassKind
+from stepspec.engines.metrics import EngineMetrics, PassKind
 
 
 @dataclass
@@ -21,14 +21,16 @@ class Timing:
 class Stopwatch:
     """Times passes. On a CUDA device, times come from CUDA events and are recorded after synchronization."""
 
-    def __init__(self, total: Metrics, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, total: EngineMetrics, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._total = total
         self._clock = clock
         self._cuda = device.type == "cuda"
-        self._pending: list[tuple[PassKind, Sequence[Metrics], Timing, Any, Any]] = []
+        self._pending: list[tuple[PassKind, Sequence[EngineMetrics], Timing, Any, Any]] = []
 
     @contextmanager
-    def time(self, kind: PassKind, calls: Sequence[Metrics]) -> Generator[Timing]:
+    def time(self, kind: PassKind, calls: Sequence[EngineMetrics]) -> Generator[Timing]:
         """Time the body of the `with` block."""
         timing = Timing()
         if self._cuda:
@@ -49,7 +51,7 @@ class Stopwatch:
             self._record(kind, calls, timing, begin.elapsed_time(end) / 1000)
         self._pending.clear()
 
-    def _record(self, kind: PassKind, calls: Sequence[Metrics], timing: Timing, seconds: float) -> None:
+    def _record(self, kind: PassKind, calls: Sequence[EngineMetrics], timing: Timing, seconds: float) -> None:
         timing.seconds = seconds
         for each in (self._total, *calls):
             each.seconds[kind] = each.seconds.get(kind, 0.0) + seconds

@@ -8,14 +8,14 @@ print(findings.advice.policy, *findings.advice.sentences, sep="\n")
 from stepspec.base.extras import from_extra
 
 with from_extra("eval", "Advice"):
+    from stepspec.evaluation.advise.experiment import Watcher, advise
     from stepspec.evaluation.advise.findings import Findings
-    from stepspec.evaluation.advise.keeping import Plan, refuse_strangers
+    from stepspec.evaluation.advise.measurements_file import AdvicePlan, refuse_strangers
     from stepspec.evaluation.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
-    from stepspec.evaluation.advise.running import Watcher, advise
 
 __all__ = [
     "Findings",
-    "Plan",
+    "AdvicePlan",
     "Prompts",
     "Watcher",
     "advise",

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepspec.api.fitting import fit_policy
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
+from stepspec.api.policy_support import fit_policy
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Trial
 from stepspec.evaluation.report.cells import times
-from stepspec.evaluation.running import LoadedPolicy, token_policy
+from stepspec.evaluation.run import LoadedPolicy, token_policy
 from stepspec.loop.policy import load_policy
 
 STEP_LEVEL = ("two-level", "specreason-decode")

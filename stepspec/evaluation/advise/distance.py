@@ -7,8 +7,8 @@ steps, a share p is accepted; the target writes the others again. So a step pays
 
 from dataclasses import dataclass
 
-from stepspec.evaluation.advise.findings import Candidate, Load
-from stepspec.evaluation.advise.formula import Costs
+from stepspec.evaluation.advise.findings import Candidate, LoadFindings
+from stepspec.evaluation.advise.formula import RelativeCosts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StepCosts:
         return self.accepted * self.write_s - self.draft_s - self.pass_s
 
 
-def step_costs(load: Load) -> StepCosts | None:
+def step_costs(load: LoadFindings) -> StepCosts | None:
     """Return the costs of a step under the first policy that judged steps; None if the draft is in this process, or
     no step was judged."""
     target, draft = load.costs.target, load.costs.draft
@@ -48,7 +48,7 @@ def step_costs(load: Load) -> StepCosts | None:
         return None
     assert judged.step_tokens is not None
     assert judged.step_acceptance is not None
-    one_pass = Costs(0.0, target.pass_over_one).verifying(round(judged.step_tokens))
+    one_pass = RelativeCosts(0.0, target.pass_over_one).verifying(round(judged.step_tokens))
     return StepCosts(
         policy=judged.name,
         num_tokens=judged.step_tokens,

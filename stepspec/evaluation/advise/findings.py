@@ -24,7 +24,7 @@ class ModelCosts(Record):
     """Seconds of the smallest request to the model's server, which each call takes too; None in this process."""
 
 
-class LoadCosts(Record):
+class PairCosts(Record):
     """Costs of both models at one concurrency."""
 
     concurrency: int
@@ -87,10 +87,10 @@ class Candidate(Record):
     time_s: TimeRecord
 
 
-class Load(Record):
+class LoadFindings(Record):
     """The results at one concurrency."""
 
-    costs: LoadCosts
+    costs: PairCosts
     num_prompts: int
     """Prompts that finished under all policies."""
     num_failed: int
@@ -107,7 +107,7 @@ class Load(Record):
         return next((each for each in self.candidates if each.name == name), None)
 
 
-class Asked(Record):
+class PromptCounts(Record):
     """Counts of the prompts that were used, and how answers were graded."""
 
     num_rows: int
@@ -147,7 +147,7 @@ class Measured(Record):
     temperature: float
     max_tokens: int
     seed: int
-    costs: list[LoadCosts]
+    costs: list[PairCosts]
     trials: list[Trial]
     memory: Memory
     references: dict[str, str]
@@ -196,10 +196,10 @@ class Findings(Conditions):
     temperature: float
     max_tokens: int
     seed: int
-    prompts: Asked
+    prompts: PromptCounts
     memory: Memory
     trials: list[Trial]
     left_out: dict[str, str]
     """Policies that did not run, and why."""
-    loads: list[Load]
+    loads: list[LoadFindings]
     advice: Advice

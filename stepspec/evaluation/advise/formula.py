@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_TOKENS = 16
+MAX_TOKENS = 16
 """Longer drafts than these are not considered."""
 
 
 @dataclass(frozen=True)
-class Costs:
+class RelativeCosts:
     """The cost c of drafting a token and the cost of a pass by its width, both in passes over one token."""
 
     drafting: float
@@ -41,7 +41,7 @@ def expected_tokens(acceptance: float, num_tokens: int, coverage: float = 1.0) -
     return 1 + coverage * sum(acceptance**position for position in range(1, num_tokens + 1))
 
 
-def speedup(acceptance: float, costs: Costs, num_tokens: int, coverage: float = 1.0) -> float:
+def speedup(acceptance: float, costs: RelativeCosts, num_tokens: int, coverage: float = 1.0) -> float:
     """Return tokens per second over those of plain decoding.
 
     >>> round(speedup(0.8, Costs(0.1, {1: 1.0, 8: 1.0}), 4), 2)
@@ -51,19 +51,19 @@ def speedup(acceptance: float, costs: Costs, num_tokens: int, coverage: float = 
     return expected_tokens(acceptance, num_tokens, coverage) / cost
 
 
-def best_num_tokens(acceptance: float, costs: Costs, coverage: float = 1.0) -> tuple[int, float]:
+def best_num_tokens(acceptance: float, costs: RelativeCosts, coverage: float = 1.0) -> tuple[int, float]:
     """Return the number of drafted tokens with the largest speedup, and that speedup; (0, 1.0) if none is above 1."""
-    by_count = [(speedup(acceptance, costs, count, coverage), -count) for count in range(1, MOST_TOKENS + 1)]
+    by_count = [(speedup(acceptance, costs, count, coverage), -count) for count in range(1, MAX_TOKENS + 1)]
     best, count = max(by_count)
     return (-count, best) if best > 1 else (0, 1.0)
 
 
-def ideal_speedup(costs: Costs) -> float:
+def ideal_speedup(costs: RelativeCosts) -> float:
     """Return the largest possible speedup if every drafted token is accepted. It may be below 1."""
-    return max(speedup(1.0, costs, count) for count in range(1, MOST_TOKENS + 1))
+    return max(speedup(1.0, costs, count) for count in range(1, MAX_TOKENS + 1))
 
 
-def needed_acceptance(costs: Costs, wanted: float, coverage: float = 1.0) -> float | None:
+def needed_acceptance(costs: RelativeCosts, wanted: float, coverage: float = 1.0) -> float | None:
     """Return the smallest acceptance, in steps of 1%, that gives the wanted speedup; None if none does."""
     for percent in range(101):
         if best_num_tokens(percent / 100, costs, coverage)[1] >= wanted:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.advise.findings import Candidate, Load, LoadCosts
+from stepspec.evaluation.advise.findings import Candidate, LoadFindings, PairCosts
 from stepspec.evaluation.records import BASELINE, PolicySummary, ResultRow, RunRecord, Summary
-from stepspec.evaluation.running.tally import percentiles_of
+from stepspec.evaluation.run.tally import percentiles_of
 from stepspec.evaluation.stats import Paired, corrected_confidence
 from stepspec.loop.policy import Policy
 
@@ -15,8 +15,8 @@ MANY_CUT_SHORT = 0.2
 
 
 def make_load(
-    costs: LoadCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[ResultRow]
-) -> Load:
+    costs: PairCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[ResultRow]
+) -> LoadFindings:
     """Return the results at one load.
 
     Raises:
@@ -35,7 +35,7 @@ def make_load(
         )
     many_cut_short = summary.policies[BASELINE].truncated > MANY_CUT_SHORT * len(target)
     losses = {} if many_cut_short else _losses(run, by_policy)
-    return Load(
+    return LoadFindings(
         costs=costs,
         num_prompts=summary.n,
         num_failed=sum(summary.failed.values()),
@@ -95,7 +95,7 @@ def _scores(rows: Mapping[str, ResultRow], ids: Sequence[str]) -> list[list[floa
     return [[float(id in rows and rows[id].status == "correct")] for id in ids]
 
 
-def _reading_share(costs: LoadCosts, rows: Sequence[ResultRow]) -> float | None:
+def _reading_share(costs: PairCosts, rows: Sequence[ResultRow]) -> float | None:
     """Return the share of the target's time spent on reading prompts; None if unknown.
 
     Computed from the costs per token, because an engine reads a cached prompt in no time.

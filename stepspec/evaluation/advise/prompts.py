@@ -8,22 +8,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.chat.prompts import encode_request
 from stepspec.errors import UsageError
-from stepspec.evaluation.advise.findings import Asked
+from stepspec.evaluation.advise.findings import PromptCounts
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.running import EvalProblem, Executor, ProblemSet
-from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
+from stepspec.evaluation.run import EvalProblem, Executor, ProblemSet
+from stepspec.evaluation.run.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 GOLD_KEYS = ("answer", "gold")
 
-LEAST_ROOM = 64
+MIN_ROOM = 64
 """Minimum number of context tokens that a prompt must leave for its answer."""
 
 
 @dataclass(frozen=True)
-class Prompt:
+class UserPrompt:
     """A prompt of the user. `gold` is its right answer, if it has one that can be compared."""
 
     id: str
@@ -39,7 +39,7 @@ class Prompts:
     """The prompts to run, and counts of those that were left out."""
 
     problems: tuple[EvalProblem, ...]
-    asked: Asked
+    asked: PromptCounts
 
     @property
     def sha256(self) -> str:
@@ -53,7 +53,7 @@ class Prompts:
         return ProblemSet(problems, self.sha256)
 
 
-def read_prompts(path: Path) -> Iterator[Prompt]:
+def read_prompts(path: Path) -> Iterator[UserPrompt]:
     """Yield the prompts of a jsonl, csv or parquet file, read lazily.
 
     Raises:
@@ -63,7 +63,7 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
         for number, row in enumerate(read_rows(path), 1):
             question, shortened = _question(row)
             gold, why_no_gold = _gold(row, grading)
-            yield Prompt(f"row-{number}", question, gold, why_no_gold, shortened)
+            yield UserPrompt(f"row-{number}", question, gold, why_no_gold, shortened)
 
 
 async def choose_prompts(path: Path, executor: Executor, limit: int) -> Prompts:
@@ -73,7 +73,7 @@ async def choose_prompts(path: Path, executor: Executor, limit: int) -> Prompts:
         UsageError: the file cannot be read, has no prompt, or none that fits.
     """
     longest = await executor.call(_longest)
-    chosen: list[Prompt] = []
+    chosen: list[UserPrompt] = []
     num_rows, prompts = 0, read_prompts(path)
     while found := list(islice(prompts, limit - len(chosen))):
         lengths = await executor.call(partial(_lengths, [prompt.question for prompt in found]))
@@ -93,7 +93,7 @@ async def choose_prompts(path: Path, executor: Executor, limit: int) -> Prompts:
 def _longest(pair: Pair) -> int:
     """Return the number of tokens of the longest prompt that leaves room for an answer."""
     engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
-    return min(engine.max_context for engine in engines) - LEAST_ROOM
+    return min(engine.max_context for engine in engines) - MIN_ROOM
 
 
 def _lengths(questions: Sequence[str], pair: Pair) -> list[int]:
@@ -106,11 +106,11 @@ def no_prompts(path: Path) -> UsageError:
     return UsageError(f'{path} has no prompts; it needs rows like {{"question": "..."}} or {{"messages": [...]}}.')
 
 
-def _prompts(chosen: list[Prompt], num_rows: int, num_too_long: int) -> Prompts:
+def _prompts(chosen: list[UserPrompt], num_rows: int, num_too_long: int) -> Prompts:
     why = _why_not_graded(chosen)
     return Prompts(
         tuple(EvalProblem(each.id, each.question, each.gold or "" if why is None else "") for each in chosen),
-        Asked(
+        PromptCounts(
             num_rows=num_rows,
             num_asked=len(chosen),
             num_too_long=num_too_long,
@@ -121,7 +121,7 @@ def _prompts(chosen: list[Prompt], num_rows: int, num_too_long: int) -> Prompts:
     )
 
 
-def _why_not_graded(chosen: list[Prompt]) -> str | None:
+def _why_not_graded(chosen: list[UserPrompt]) -> str | None:
     """Return why answers are not graded; None if all prompts have a right answer.
 
     With only some right answers none is used, because shares over two kinds of comparison would be meaningless.

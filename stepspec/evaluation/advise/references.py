@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from stepspec.api.loading import Pair
+from stepspec.api.models import Pair
 from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import Sampling, side_by_side
 from stepspec.errors import ContextError, UsageError
 from stepspec.evaluation.benchmark import GraderKind
 from stepspec.evaluation.grade import Grade, Grading
-from stepspec.evaluation.grade.finding import find_answer
-from stepspec.evaluation.running import EvalProblem, Executor, System
-from stepspec.evaluation.running.schedule import seed_of
+from stepspec.evaluation.grade.answer import find_answer
+from stepspec.evaluation.run import EvalProblem, Executor, System
+from stepspec.evaluation.run.schedule import seed_of
 from stepspec.loop.policy import Policy
 
 # Answers that are found are stripped, so no answer can be confused with these markers, which begin with a space.

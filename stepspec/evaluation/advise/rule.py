@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from stepspec.evaluation.advise import formula
 from stepspec.evaluation.advise.distance import step_costs
-from stepspec.evaluation.advise.findings import Candidate, Load, Memory, Reason, Trial
+from stepspec.evaluation.advise.findings import Candidate, LoadFindings, Memory, Reason, Trial
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.cells import joined, percent, seconds, times
-from stepspec.evaluation.stats import Candidate as Claim
+from stepspec.evaluation.stats import MatchedPolicy as Claim
 from stepspec.evaluation.stats import fastest
 
-MOST_LOST = 0.01
+MAX_LOST = 0.01
 """Upper bound of the accuracy or agreement that may be lost: one point."""
 WORTH_FIXING = 1.1
 """How many times as fast as "auto" a fixed number of tokens must be, because "auto" adapts to other loads and texts."""
@@ -25,24 +25,24 @@ WIDE, FULL = 8, 4.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class PolicyChoice:
     """The policy to run. `unproven` is a faster policy that is not known to preserve answers."""
 
     policy: str
     unproven: str | None
 
 
-def choose(load: Load) -> Choice:
+def choose(load: LoadFindings) -> PolicyChoice:
     """Return the fastest candidate that pays and preserves answers, by the rule of reports, or else the target."""
     concurrency = load.costs.concurrency
     claims = {each.name: _claim(each, concurrency) for each in load.candidates if each.name != BASELINE}
     paying = [each for each in load.candidates if each.name in claims and claims[each.name].pays()]
-    winner = fastest(list(claims.values()), MOST_LOST)
+    winner = fastest(list(claims.values()), MAX_LOST)
     best = _prefer_auto(load.named(winner.name) if winner else None, paying)
     best_speedup = 1.0 if best is None else _speedup(best)
     faster = [each for each in paying if may_keep_answers(each) and _speedup(each) > best_speedup]
     unproven = max(faster, key=_speedup, default=None)
-    return Choice(best.name if best else BASELINE, unproven.name if unproven else None)
+    return PolicyChoice(best.name if best else BASELINE, unproven.name if unproven else None)
 
 
 def _claim(candidate: Candidate, concurrency: int) -> Claim:
@@ -65,14 +65,14 @@ def pays(candidate: Candidate, concurrency: int) -> bool:
 
 def keeps_answers(candidate: Candidate) -> bool:
     """Return whether a policy is exact, or known to lose at most one point."""
-    return _claim(candidate, 1).keeps(MOST_LOST)
+    return _claim(candidate, 1).keeps(MAX_LOST)
 
 
 def may_keep_answers(candidate: Candidate) -> bool:
     """Return whether the prompts are too few to say either that a policy preserves answers or that it does not."""
     if keeps_answers(candidate):
         return False
-    return candidate.accuracy_delta_ci is None or candidate.accuracy_delta_ci[1] >= -MOST_LOST
+    return candidate.accuracy_delta_ci is None or candidate.accuracy_delta_ci[1] >= -MAX_LOST
 
 
 def _speedup(candidate: Candidate) -> float:
@@ -88,7 +88,7 @@ def _prefer_auto(best: Candidate | None, paying: Sequence[Candidate]) -> Candida
     return auto if auto is not None and _speedup(best) < WORTH_FIXING * _speedup(auto) else best
 
 
-def reasons(load: Load, trials: Sequence[Trial], memory: Memory) -> list[Reason]:
+def reasons(load: LoadFindings, trials: Sequence[Trial], memory: Memory) -> list[Reason]:
     """Return the reasons why the target alone is advised, the clearest first."""
     known = [
         *_about_drafting(load, trials),
@@ -100,7 +100,7 @@ def reasons(load: Load, trials: Sequence[Trial], memory: Memory) -> list[Reason]
     return [*_about_distance(load), *(known or [_not_shown(load)])]
 
 
-def _about_distance(load: Load) -> list[Reason]:
+def _about_distance(load: LoadFindings) -> list[Reason]:
     costs = step_costs(load)
     if costs is None or not 0 < costs.max_way_s < costs.way_s:
         return []
@@ -111,7 +111,7 @@ def _about_distance(load: Load) -> list[Reason]:
     return [Reason(kind="distant draft", sentence=sentence)]
 
 
-def _about_drafting(load: Load, trials: Sequence[Trial]) -> list[Reason]:
+def _about_drafting(load: LoadFindings, trials: Sequence[Trial]) -> list[Reason]:
     tried = next((trial for trial in trials if trial.drafter == "draft-model"), None)
     if tried is None:
         tried = max(trials, key=lambda trial: trial.predicted, default=None)
@@ -120,7 +120,7 @@ def _about_drafting(load: Load, trials: Sequence[Trial]) -> list[Reason]:
     drafter = "the draft" if tried.drafter == "draft-model" else tried.drafter
     if tried.ideal < WORTH_IT:
         return [Reason(kind="slow draft", sentence=_too_slow(tried))]
-    costs = formula.Costs(tried.cost, load.costs.target.pass_over_one)
+    costs = formula.RelativeCosts(tried.cost, load.costs.target.pass_over_one)
     needed = formula.needed_acceptance(costs, WORTH_IT, tried.coverage)
     if needed is None:
         return [Reason(kind="few drafts", sentence=_too_seldom(drafter, tried))]
@@ -146,7 +146,7 @@ def _too_seldom(drafter: str, tried: Trial) -> str:
     )
 
 
-def _about_length(load: Load) -> list[Reason]:
+def _about_length(load: LoadFindings) -> list[Reason]:
     if load.reading_share is None or load.reading_share < MOSTLY:
         return []
     sentence = (
@@ -156,7 +156,7 @@ def _about_length(load: Load) -> list[Reason]:
     return [Reason(kind="short answers", sentence=sentence)]
 
 
-def _about_passes(load: Load) -> list[Reason]:
+def _about_passes(load: LoadFindings) -> list[Reason]:
     wide = load.costs.target.pass_over_one.get(WIDE)
     if wide is None or wide < FULL:
         return []
@@ -177,7 +177,7 @@ def _about_memory(memory: Memory) -> list[Reason]:
     return [Reason(kind="memory", sentence=f"The draft needs {overhead:.1f} times as much memory as the target.")]
 
 
-def _not_shown(load: Load) -> Reason:
+def _not_shown(load: LoadFindings) -> Reason:
     exact = [each for each in load.candidates if each.name != BASELINE and each.exact and each.speedup is not None]
     best = max(exact, key=_speedup, default=None)
     if best is None:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evaluation.advise.findings import Candidate, Findings, Load, ModelCosts
+from stepspec.evaluation.advise.findings import Candidate, Findings, LoadFindings, ModelCosts
 from stepspec.evaluation.report.cells import joined, percent, percent_with_interval, seconds, times
 
 Cell = Callable[[Candidate], str]
@@ -14,7 +14,7 @@ SPEEDS = ("speedup", "throughput")
 """Columns that are struck through if a speed does not count."""
 
 
-def policies_table(load: Load, *, graded: bool) -> Table:
+def policies_table(load: LoadFindings, *, graded: bool) -> Table:
     """Return a table of the policies that ran at one load."""
     columns: Sequence[tuple[str, Cell]] = (
         ("speedup", lambda each: joined(times(each.speedup, each.speedup_ci))),

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.advise.rule import MOST_LOST
+from stepspec.evaluation.advise.rule import MAX_LOST
 from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.replay import Recordings, read_recordings
 from stepspec.evaluation.replay.path import Setting, make_path
-from stepspec.evaluation.running import LoadedPolicy
+from stepspec.evaluation.run import LoadedPolicy
 from stepspec.loop.policy import Policy
 
 RECORDED = 10
@@ -47,7 +47,7 @@ async def chosen_thresholds(text: str, folder: Path) -> str:
 def _fastest(path: Sequence[Setting], recordings: Recordings) -> Setting | None:
     target = recordings.baselines[BASELINE].values()
     accuracy = sum(row.status == "correct" for row in target) / len(target)
-    kept = [each for each in path if each.replayed.likely_correct >= accuracy - MOST_LOST]
+    kept = [each for each in path if each.replayed.likely_correct >= accuracy - MAX_LOST]
     return max(kept, key=lambda each: each.replayed.speedup, default=None)
 
 

@@ -4,22 +4,22 @@ import math
 from collections.abc import Iterable, Sequence
 
 from stepspec.evaluation.advise.distance import step_costs
-from stepspec.evaluation.advise.findings import Advice, Asked, Candidate, Load, Memory, Trial
+from stepspec.evaluation.advise.findings import Advice, Candidate, LoadFindings, Memory, PromptCounts, Trial
 from stepspec.evaluation.advise.rule import MOSTLY, choose, keeps_answers
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, seconds, significant, times
 from stepspec.evaluation.stats import MIN_FOR_BOOTSTRAP
 
-MOST_ROUNDS = 0.9
+MAX_ROUNDS = 0.9
 """Share of rounds below which the sentences report how often a drafter proposes tokens."""
 
 
 def sentences(
     advice: Advice,
-    loads: Sequence[Load],
+    loads: Sequence[LoadFindings],
     trials: Sequence[Trial],
     memory: Memory,
-    asked: Asked,
+    asked: PromptCounts,
     *,
     rereads: bool = False,
 ) -> list[str]:
@@ -44,7 +44,7 @@ def sentences(
     ]
 
 
-def _for(advice: Advice, chosen: Candidate, load: Load, asked: Asked) -> Iterable[str]:
+def _for(advice: Advice, chosen: Candidate, load: LoadFindings, asked: PromptCounts) -> Iterable[str]:
     speed = joined(times(advice.speedup, advice.speedup_ci))
     yield (
         f"Speculation pays here: with {advice.policy} an answer comes {speed} as fast as from the target alone, on "
@@ -69,7 +69,7 @@ def _against(advice: Advice) -> Iterable[str]:
         yield reason.sentence
 
 
-def _unproven(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
+def _unproven(advice: Advice, load: LoadFindings, asked: PromptCounts) -> Iterable[str]:
     candidate = load.named(advice.unproven or "")
     if candidate is None:
         return
@@ -88,11 +88,11 @@ def _points(share: float | None) -> str:
     return "an unknown amount" if share is None else f"{100 * max(share, 0):.1f} points"
 
 
-def _share_name(asked: Asked) -> str:
+def _share_name(asked: PromptCounts) -> str:
     return "accuracy" if asked.graded else "agreement with the target's own answers"
 
 
-def _drafting(trials: Sequence[Trial], load: Load) -> Iterable[str]:
+def _drafting(trials: Sequence[Trial], load: LoadFindings) -> Iterable[str]:
     """Yield the speedup by the formula and the measured one."""
     tried = next((trial for trial in trials if trial.drafter == "draft-model"), None)
     tried = tried or max(trials, key=lambda trial: trial.predicted, default=None)
@@ -103,7 +103,7 @@ def _drafting(trials: Sequence[Trial], load: Load) -> Iterable[str]:
         if tried.best_num_tokens
         else "no number of drafted tokens pays"
     )
-    seldom = f"; it has tokens to propose in {tried.coverage:.0%} of the rounds" if tried.coverage < MOST_ROUNDS else ""
+    seldom = f"; it has tokens to propose in {tried.coverage:.0%} of the rounds" if tried.coverage < MAX_ROUNDS else ""
     yield (
         f"With {tried.drafter} a drafted token takes {tried.cost:.2f} times as long as one that the target writes, and "
         f"{percent(tried.acceptance)} of those that are checked are accepted{seldom}; by the formula "
@@ -111,7 +111,7 @@ def _drafting(trials: Sequence[Trial], load: Load) -> Iterable[str]:
     )
 
 
-def _reached(load: Load, drafter: str) -> str:
+def _reached(load: LoadFindings, drafter: str) -> str:
     same = [each for each in load.candidates if each.kind == "token" and each.drafter == drafter]
     measured = [
         ('"auto"' if each.num_tokens == "auto" else count(each.num_tokens, "token"))
@@ -121,7 +121,7 @@ def _reached(load: Load, drafter: str) -> str:
     return f"; measured, {' and '.join(measured)}" if measured else ""
 
 
-def _steps(load: Load, advice: Advice, asked: Asked) -> Iterable[str]:
+def _steps(load: LoadFindings, advice: Advice, asked: PromptCounts) -> Iterable[str]:
     for each in load.candidates:
         if each.kind != "step" or each.step_acceptance is None or each.name == advice.unproven:
             continue
@@ -135,7 +135,7 @@ def _steps(load: Load, advice: Advice, asked: Asked) -> Iterable[str]:
         )
 
 
-def _distance(load: Load) -> Iterable[str]:
+def _distance(load: LoadFindings) -> Iterable[str]:
     """Yield what the way to a distant draft costs, and up to which one its steps pay."""
     costs = step_costs(load)
     if costs is None:
@@ -157,7 +157,7 @@ def _distance(load: Load) -> Iterable[str]:
         yield f"{share}steps pay by these costs up to about {seconds(costs.max_way_s)}."
 
 
-def _lengths(load: Load) -> Iterable[str]:
+def _lengths(load: LoadFindings) -> Iterable[str]:
     costs = load.costs.target
     num_output, num_prompt = load.output_tokens.p50, load.prompt_tokens.p50
     medians = f"The median answer has {num_output:,.0f} tokens, the median prompt {num_prompt:,.0f}"
@@ -176,7 +176,7 @@ def _lengths(load: Load) -> Iterable[str]:
     )
 
 
-def _rereading(load: Load) -> Iterable[str]:
+def _rereading(load: LoadFindings) -> Iterable[str]:
     """Yield what it costs that the target reads the whole text again to score a step."""
     read_s, length = load.costs.target.read_s, load.prompt_tokens.p50 + load.output_tokens.p50 / 2
     cost = "" if read_s is None else f", which takes {seconds(read_s * length)} in the middle of the median answer"
@@ -186,7 +186,7 @@ def _rereading(load: Load) -> Iterable[str]:
     )
 
 
-def short_answer(load: Load) -> int | None:
+def short_answer(load: LoadFindings) -> int | None:
     """Return the answer length in tokens below which reading the median prompt takes over half of the target's time."""
     costs = load.costs
     if costs.target.read_s is None:
@@ -195,7 +195,7 @@ def short_answer(load: Load) -> int | None:
     return math.ceil(reading_s * (1 - MOSTLY) / MOSTLY / costs.target.write_s)
 
 
-def _memory(memory: Memory, load: Load) -> Iterable[str]:
+def _memory(memory: Memory, load: LoadFindings) -> Iterable[str]:
     if memory.target_bytes is None:
         if load.costs.draft is not None:
             yield "How much memory the draft takes is unknown, because the engine does not report it."
@@ -211,7 +211,7 @@ def _mib(size: int) -> str:
     return f"{significant(size / 2**30)} GiB" if size >= 2**30 else f"{significant(size / 2**20)} MiB"
 
 
-def _loads(advice: Advice, loads: Sequence[Load]) -> Iterable[str]:
+def _loads(advice: Advice, loads: Sequence[LoadFindings]) -> Iterable[str]:
     if len(loads) == 1 and loads[0].costs.concurrency == 1:
         if advice.policy != BASELINE:
             yield (
@@ -238,7 +238,7 @@ def _loads(advice: Advice, loads: Sequence[Load]) -> Iterable[str]:
     yield f"Requests finished in a second, over the target's: {by_load}{beyond}."
 
 
-def _limits(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
+def _limits(advice: Advice, load: LoadFindings, asked: PromptCounts) -> Iterable[str]:
     """Yield the limits of the advice."""
     if load.num_prompts < MIN_FOR_BOOTSTRAP:
         yield (

@@ -7,18 +7,18 @@ on problems that it has not used, against a limit of the loss.
 from stepspec.base.extras import from_extra
 
 with from_extra("eval", "A calibration"):
-    from stepspec.evaluation.calibrate.calibrating import Plan, calibrate, load_task
+    from stepspec.evaluation.calibrate.calibration import Budget, CalibrationWatcher, Sizes, check_policy
+    from stepspec.evaluation.calibrate.policy_file import CalibrationPlan, calibrate, load_task
     from stepspec.evaluation.calibrate.records import Calibrated, Measure, Tested
-    from stepspec.evaluation.calibrate.running import Budget, Sizes, Watcher, check_policy
 
 __all__ = [
     "Budget",
     "Calibrated",
     "Measure",
-    "Plan",
+    "CalibrationPlan",
     "Sizes",
     "Tested",
-    "Watcher",
+    "CalibrationWatcher",
     "calibrate",
     "check_policy",
     "load_task",

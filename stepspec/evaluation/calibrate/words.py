@@ -5,7 +5,7 @@ from stepspec.evaluation.report.cells import joined, times
 
 FEW = 0.5
 """A share of accepted steps below this one of the predicted share raises doubts."""
-MOST_NEEDED = 1_000_000
+MAX_NEEDED = 1_000_000
 """Larger numbers of problems are as good as impossible."""
 
 
@@ -57,7 +57,7 @@ def _why(setting: Tested, limit: str) -> str:
     if setting.status == "loses more":
         return f"It is known to lose more than {limit}."
     bound = f"The upper bound of its loss is {_points(setting.loss_upper)}."
-    if setting.num_needed is None or setting.num_needed > MOST_NEEDED:
+    if setting.num_needed is None or setting.num_needed > MAX_NEEDED:
         return f"{bound} On these problems it loses as much as the limit or more, so it is not known how many would do."
     needed = max(setting.num_needed, setting.num_problems + 1)
     return f"{bound} About {needed:,} problems would show it, if they are like these."

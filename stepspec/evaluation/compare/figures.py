@@ -20,7 +20,7 @@ Key = tuple[str, int]
 """Problem and repeat."""
 
 
-class Figures(NamedTuple):
+class ComparedFigures(NamedTuple):
     """The figures of one row."""
 
     gold: str
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
         return not (self.truncated or self.no_answer)
 
     @classmethod
-    def of(cls, row: ResultRow) -> "Figures":
+    def of(cls, row: ResultRow) -> "ComparedFigures":
         """Build from a row, without its texts and steps."""
         return cls(
             gold=row.gold,
@@ -66,15 +66,15 @@ class Figures(NamedTuple):
 class RunFigures:
     """The rows of a run, by policy."""
 
-    by_policy: Mapping[str, Mapping[Key, Figures]]
+    by_policy: Mapping[str, Mapping[Key, ComparedFigures]]
 
     @classmethod
     def of(cls, rows: Iterable[ResultRow], policies: Collection[str]) -> "RunFigures":
         """Build from the rows of these policies only."""
-        by_policy: dict[str, dict[Key, Figures]] = {policy: {} for policy in policies}
+        by_policy: dict[str, dict[Key, ComparedFigures]] = {policy: {} for policy in policies}
         for row in rows:
             if row.policy in by_policy:
-                by_policy[row.policy][row.problem, row.repeat] = Figures.of(row)
+                by_policy[row.policy][row.problem, row.repeat] = ComparedFigures.of(row)
         return cls(by_policy)
 
 
@@ -169,7 +169,7 @@ def compare_policies(
     )
 
 
-def _no_speed(rows: Sequence[tuple[Figures, Figures]]) -> str | None:
+def _no_speed(rows: Sequence[tuple[ComparedFigures, ComparedFigures]]) -> str | None:
     """Return why the speedup does not count, by the rule of reports, applied to both sides; None if it counts."""
     answered = Counter((a.answered, b.answered) for a, b in rows)
     b_against_a = Answered(
@@ -184,11 +184,11 @@ def _no_speed(rows: Sequence[tuple[Figures, Figures]]) -> str | None:
     return None
 
 
-def _scores(table: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]) -> list[list[float]]:
+def _scores(table: Mapping[Key, ComparedFigures], problems: Sequence[Sequence[Key]]) -> list[list[float]]:
     return [[table[key].correct for key in keys] for keys in problems]
 
 
-def _side(policy: str, rows: Sequence[Figures], scores: Sequence[Sequence[float]], num_unpaired: int) -> Side:
+def _side(policy: str, rows: Sequence[ComparedFigures], scores: Sequence[Sequence[float]], num_unpaired: int) -> Side:
     share = Share.of(scores)
     return Side(
         policy=policy,
@@ -217,7 +217,7 @@ def _share(counts: Iterable[tuple[int, int]]) -> float | None:
 
 
 def _ratios(
-    a: Mapping[Key, Figures], b: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]
+    a: Mapping[Key, ComparedFigures], b: Mapping[Key, ComparedFigures], problems: Sequence[Sequence[Key]]
 ) -> Mapping[str, Ratio]:
     """Return speedup, length ratio and ratio of tokens per second, without those that cannot be computed."""
     columns = {

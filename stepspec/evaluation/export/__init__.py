@@ -11,11 +11,11 @@ from pathlib import Path
 
 from stepspec.errors import StepSpecError, UsageError, unknown_name
 from stepspec.evaluation.export import inspect_log, lm_eval
-from stepspec.evaluation.export.source import Source, Written
+from stepspec.evaluation.export.source import ExportedRun, Written
 
 __all__ = ["FORMATS", "Exported", "export"]
 
-FORMATS: Mapping[str, Callable[[Source, Path], Mapping[str, Written]]] = {
+FORMATS: Mapping[str, Callable[[ExportedRun, Path], Mapping[str, Written]]] = {
     "lm-eval": lm_eval.write_logs,
     "inspect": inspect_log.write_logs,
 }
@@ -53,7 +53,7 @@ def export(run: Path, form: str, folder: Path | None = None) -> Exported:
     if form not in FORMATS:
         raise UsageError(unknown_name("log format", form, FORMATS))
     folder = folder or run / form
-    source = Source.open(run)
+    source = ExportedRun.open(run)
     if not source.outcomes:
         raise UsageError(f"{run} has no finished rows to export; resume it with 'stepspec eval'.")
     try:

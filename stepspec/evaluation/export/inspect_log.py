@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.base.files import whole_file
-from stepspec.evaluation.export.source import Outcome, Source, Written
+from stepspec.evaluation.export.source import ExportedFigures, ExportedRun, Written
 from stepspec.evaluation.records import ResultRow, RunRecord, Status, StepRecord, Trace
 from stepspec.evaluation.runs import reasoning
 
@@ -34,14 +34,14 @@ KEPT_APART = {"version", "problem", "policy", "repeat", "status", "answer", "gol
 """Fields of a row that a sample stores elsewhere, not in `metadata`."""
 
 
-def write_logs(source: Source, folder: Path) -> dict[str, Written]:
+def write_logs(source: ExportedRun, folder: Path) -> dict[str, Written]:
     """Write the log of every policy.
 
     Raises:
         UsageError, StepSpecError: the run cannot be read.
         OSError: the files cannot be written.
     """
-    logs = {policy: _Log(source, policy, folder) for policy in source.outcomes}
+    logs = {policy: _InspectLog(source, policy, folder) for policy in source.outcomes}
     with ExitStack() as stack:
         streams = {policy: stack.enter_context(whole_file(log.file)) for policy, log in logs.items()}
         for policy, stream in streams.items():
@@ -60,10 +60,10 @@ def _opened(head: Mapping[str, Any]) -> str:
     return json.dumps(head, ensure_ascii=False, indent=1).removesuffix("\n}") + ',\n "samples": ['
 
 
-class _Log:
+class _InspectLog:
     """One policy's log."""
 
-    def __init__(self, source: Source, policy: str, folder: Path) -> None:
+    def __init__(self, source: ExportedRun, policy: str, folder: Path) -> None:
         self._source, self._run, self._policy = source, source.run, policy
         self._model = f"stepspec/{source.model(policy)}"
         names = (source.run.started.replace(":", "-"), source.run.benchmark, policy, source.id(policy))
@@ -176,7 +176,7 @@ class _Log:
 
     def sample(self, row: ResultRow) -> dict[str, Any]:
         """Return the sample of a row, with its text if the run stored it."""
-        outcome = Outcome.of(row)
+        outcome = ExportedFigures.of(row)
         trace = self._source.trace(outcome)
         self.num_samples += 1
         self.num_texts += trace is not None
@@ -243,6 +243,6 @@ def _generation(run: RunRecord) -> dict[str, Any]:
     return {"max_tokens": run.max_tokens, "temperature": run.temperature, "top_p": run.top_p, "seed": run.seed}
 
 
-def _usage(outcome: Outcome) -> dict[str, int]:
+def _usage(outcome: ExportedFigures) -> dict[str, int]:
     num_input, num_output = outcome.num_prompt_tokens, outcome.num_tokens
     return {"input_tokens": num_input, "output_tokens": num_output, "total_tokens": num_input + num_output}

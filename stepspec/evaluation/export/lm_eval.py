@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from stepspec.base.files import whole_file
-from stepspec.evaluation.export.source import Outcome, Source, Written
+from stepspec.evaluation.export.source import ExportedFigures, ExportedRun, Written
 from stepspec.evaluation.records import RunRecord, Trace
 from stepspec.evaluation.runs import reasoning
 
@@ -29,7 +29,7 @@ NO_ANSWER = "[invalid]"
 
 HIGHER_IS_BETTER = {"exact_match": True, "wall_s": False, "tokens": False}
 
-FIGURES: Mapping[str, Callable[[Outcome], float]] = {
+FIGURES: Mapping[str, Callable[[ExportedFigures], float]] = {
     "exact_match": lambda outcome: outcome.correct,
     "wall_s": lambda outcome: outcome.wall_s,
     "tokens": lambda outcome: float(outcome.num_tokens),
@@ -37,14 +37,14 @@ FIGURES: Mapping[str, Callable[[Outcome], float]] = {
 """The metrics. `tokens` counts committed tokens."""
 
 
-def write_logs(source: Source, folder: Path) -> dict[str, Written]:
+def write_logs(source: ExportedRun, folder: Path) -> dict[str, Written]:
     """Write results and samples of every policy.
 
     Raises:
         UsageError, StepSpecError: the run cannot be read.
         OSError: the files cannot be written.
     """
-    logs = {policy: _Log(source, policy, folder) for policy in source.outcomes}
+    logs = {policy: _LmEvalLog(source, policy, folder) for policy in source.outcomes}
     with ExitStack() as stack:
         streams = {policy: stack.enter_context(whole_file(log.samples_file)) for policy, log in logs.items()}
         for problem in source.problems:
@@ -57,10 +57,10 @@ def write_logs(source: Source, folder: Path) -> dict[str, Written]:
     return {policy: log.written() for policy, log in logs.items()}
 
 
-class _Log:
+class _LmEvalLog:
     """One policy's log. The results are written after the samples, because they contain the samples' hash."""
 
-    def __init__(self, source: Source, policy: str, folder: Path) -> None:
+    def __init__(self, source: ExportedRun, policy: str, folder: Path) -> None:
         self._source, self._run, self._policy = source, source.run, policy
         self._started = datetime.fromisoformat(source.run.started).astimezone(UTC)
         time = self._started.replace(tzinfo=None).isoformat().replace(":", "-")
@@ -70,7 +70,7 @@ class _Log:
         self._num_texts = 0
         self._hash = hashlib.sha256()
 
-    def sample_line(self, repeats: Sequence[Outcome]) -> str:
+    def sample_line(self, repeats: Sequence[ExportedFigures]) -> str:
         """Return the line of a problem for the samples file."""
         traces = [self._source.trace(each) for each in repeats]
         sample = self._sample(repeats, traces)
@@ -83,7 +83,7 @@ class _Log:
         files = [self.samples_file, self.results_file]
         return Written(files, len(self._source.of(self._policy)), self._num_texts)
 
-    def _sample(self, repeats: Sequence[Outcome], traces: Sequence[Trace | None]) -> dict[str, Any]:
+    def _sample(self, repeats: Sequence[ExportedFigures], traces: Sequence[Trace | None]) -> dict[str, Any]:
         question = next((trace.question for trace in traces if trace), None)
         first = repeats[0]
         doc = {

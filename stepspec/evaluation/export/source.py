@@ -28,7 +28,7 @@ class Written:
     num_texts: int
 
 
-class Outcome(NamedTuple):
+class ExportedFigures(NamedTuple):
     """The figures of a row that stay in memory."""
 
     problem: str
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     output_sha256: str
 
     @classmethod
-    def of(cls, row: ResultRow) -> "Outcome":
+    def of(cls, row: ResultRow) -> "ExportedFigures":
         """Build from a row, without its steps and counts."""
         return cls(
             *row.key,
@@ -64,19 +64,19 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportedRun:
     """A run to be exported."""
 
     folder: Path
     run: RunRecord
-    outcomes: Mapping[str, Mapping[str, Sequence[Outcome]]]
+    outcomes: Mapping[str, Mapping[str, Sequence[ExportedFigures]]]
     """The repeats in order, by policy and problem. Policies without a row are left out."""
     problems: Mapping[str, int]
     """Index of each problem in the order of ids, `line-2` before `line-10`. A run stores no other order."""
     traces: TraceIndex
 
     @classmethod
-    def open(cls, folder: Path) -> "Source":
+    def open(cls, folder: Path) -> "ExportedRun":
         """Open the run in a folder.
 
         Raises:
@@ -84,9 +84,9 @@ class Source:
             StepSpecError: a file cannot be read.
         """
         run = read_run(folder)
-        by_policy: defaultdict[str, defaultdict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+        by_policy: defaultdict[str, defaultdict[str, list[ExportedFigures]]] = defaultdict(lambda: defaultdict(list))
         for row in iter_rows(folder):
-            insort(by_policy[row.policy][row.problem], Outcome.of(row), key=lambda outcome: outcome.repeat)
+            insort(by_policy[row.policy][row.problem], ExportedFigures.of(row), key=lambda outcome: outcome.repeat)
         outcomes = {policy: by_policy[policy] for policy in run.policies if policy in by_policy}
         ids = {problem for by_problem in outcomes.values() for problem in by_problem}
         problems = sorted(ids, key=natural_order)
@@ -98,13 +98,13 @@ class Source:
         """Yield all rows, read from disk again, in the order in which they finished."""
         return (row for row in iter_rows(self.folder) if row.policy in self.outcomes)
 
-    def of(self, policy: str) -> list[Outcome]:
+    def of(self, policy: str) -> list[ExportedFigures]:
         """Return all outcomes of a policy."""
         return list(chain.from_iterable(self.outcomes[policy].values()))
 
-    def mean(self, policy: str, figure: Callable[[Outcome], float]) -> "Mean":
+    def mean(self, policy: str, figure: Callable[[ExportedFigures], float]) -> "ProblemMean":
         """Return the mean of a figure under a policy."""
-        return Mean.of([[figure(each) for each in repeats] for repeats in self.outcomes[policy].values()])
+        return ProblemMean.of([[figure(each) for each in repeats] for repeats in self.outcomes[policy].values()])
 
     def blocks(self, policy: str) -> Iterator[Block]:
         """Yield the policy's blocks: measurements that cover several rows."""
@@ -115,7 +115,7 @@ class Source:
         in_blocks = sum(block.wall_s for block in self.blocks(policy))
         return in_blocks or sum(each.wall_s for each in self.of(policy)) / self.run.concurrency
 
-    def trace(self, outcome: Outcome) -> Trace | None:
+    def trace(self, outcome: ExportedFigures) -> Trace | None:
         """Return the trace of an outcome; None if it was not stored."""
         traces = [each for each in self._traces_of(outcome.problem) if each.key == outcome[:3]]
         # A run that was killed between a trace and its row asked again and may have received a different output.
@@ -139,7 +139,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Mean:
+class ProblemMean:
     """A mean over problems, with each problem's repeats averaged first.
 
     `standard_error` is the problems' standard deviation (with n - 1) over the square root of n, as both tools define
@@ -150,7 +150,7 @@ class Mean:
     standard_error: float | None
 
     @classmethod
-    def of(cls, repeats: Sequence[Sequence[float]]) -> "Mean":
+    def of(cls, repeats: Sequence[Sequence[float]]) -> "ProblemMean":
         """Build from the values of each problem; there must be at least one problem."""
         by_problem = [fmean(values) for values in repeats]
         error = stdev(by_problem) / sqrt(len(by_problem)) if len(by_problem) > 1 else None

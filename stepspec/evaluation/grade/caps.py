@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from stepspec.evaluation.grade.words import Limits, shortened
+from stepspec.evaluation.grade.words import GradingLimits, shortened
 
 _CODE = re.compile(
     r"__|(?<!\\)\b(?:lambda|import|exec|eval|compile|globals|locals|getattr|setattr|system|popen|subprocess|builtins)\b"
@@ -52,7 +52,7 @@ _KNOWN = frozenset(
 _MATRICES = frozenset(f"{name}matrix" for name in ("", "p", "b", "B", "v", "V", "small")) | {"array", "cases"}
 
 
-def refusal(formula: str, limits: Limits) -> str | None:
+def refusal(formula: str, limits: GradingLimits) -> str | None:
     """Return why a cleaned answer may not go to computer algebra, as one sentence; None if it may."""
     if len(formula) > limits.max_formula_chars:
         return f"It is {len(formula):,} characters long; at most {limits.max_formula_chars:,} are read."
@@ -99,7 +99,7 @@ def _odd_operators(formula: str) -> str | None:
     return None
 
 
-def _too_large(formula: str, limits: Limits) -> str | None:
+def _too_large(formula: str, limits: GradingLimits) -> str | None:
     if _Magnitude(formula).of_all() > limits.max_digits_of_a_value:
         return f"Its value may have more than {limits.max_digits_of_a_value:,} digits."
     return None

@@ -33,7 +33,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AnswerComparison:
     """The result of comparing two answers by text. `question` is set exactly if the verdict is "unknown"."""
 
     verdict: Verdict
@@ -41,11 +41,11 @@ class Comparison:
     question: Question | None = None
 
 
-_SAME_TEXT = Comparison("same", "text")
-_DIFFERENT_TEXT = Comparison("different", "text")
+_SAME_TEXT = AnswerComparison("same", "text")
+_DIFFERENT_TEXT = AnswerComparison("different", "text")
 
 
-def compare(gold: str, found: str) -> Comparison:
+def compare(gold: str, found: str) -> AnswerComparison:
     """Compare two answers as times, choices and numbers, then as normalized text, then part by part.
 
     Args:
@@ -58,7 +58,7 @@ def compare(gold: str, found: str) -> Comparison:
 _MAX_NESTING = 3
 
 
-def _compare(gold: str, found: str, nesting: int) -> Comparison:
+def _compare(gold: str, found: str, nesting: int) -> AnswerComparison:
     """Return the result of the first rule that applies."""
     if "=" not in gold:
         found = value_named(found)
@@ -80,15 +80,15 @@ def _compare(gold: str, found: str, nesting: int) -> Comparison:
     return _unknown(Question((gold,), (found,)))
 
 
-def _unknown(question: Question) -> Comparison:
-    return Comparison("unknown", "text", question)
+def _unknown(question: Question) -> AnswerComparison:
+    return AnswerComparison("unknown", "text", question)
 
 
 _TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)
 _TEXT_COMMAND = re.compile(r"\\text\{([^{}]*)\}")
 
 
-def _as_times(gold: str, found: str) -> Comparison | None:
+def _as_times(gold: str, found: str) -> AnswerComparison | None:
     """Compare times: `5:30 p.m.` is not `5:30 a.m.`.
 
     An answer may add a.m. or p.m. if the gold answer has none, but must not omit it if the gold answer has it.
@@ -113,7 +113,7 @@ def _time_of(clean: str) -> tuple[int, str, int] | None:
     return written, half, written % 720 + 720 * (half == "p") if half else written
 
 
-def _as_choices(gold: str, found: str) -> Comparison | None:
+def _as_choices(gold: str, found: str) -> AnswerComparison | None:
     choice = choice_of(gold)
     if choice is None:
         return None
@@ -122,14 +122,14 @@ def _as_choices(gold: str, found: str) -> Comparison | None:
     return None if text_key(gold) == text_key(without_name(found)) else _DIFFERENT_TEXT
 
 
-def _as_numbers(gold: str, found: str) -> Comparison | None:
+def _as_numbers(gold: str, found: str) -> AnswerComparison | None:
     expected, number = _number(gold), _number(found)
     if expected is None or number is None:
         return None
     if not _names_agree(gold, found):
         return None
     same = expected.equals(number) and not _units_differ(gold, found)
-    return Comparison("same" if same else "different", "number")
+    return AnswerComparison("same" if same else "different", "number")
 
 
 def _number(clean: str) -> Number | None:
@@ -137,7 +137,7 @@ def _number(clean: str) -> Number | None:
     return number_of(clean) if "=" not in clean or "=" not in without_name(clean) else None
 
 
-def _as_other_units(gold: str, found: str) -> Comparison | None:
+def _as_other_units(gold: str, found: str) -> AnswerComparison | None:
     """Reject different units: `5\\pi` meters are not `5\\pi` centimeters. A missing unit matches every unit."""
     return _DIFFERENT_TEXT if _units_differ(gold, found) else None
 
@@ -147,7 +147,7 @@ def _units_differ(gold: str, found: str) -> bool:
     return len(units) > 1
 
 
-def _as_text(gold: str, found: str) -> Comparison | None:
+def _as_text(gold: str, found: str) -> AnswerComparison | None:
     same = text_key(gold) == text_key(found) or text_key(without_name(gold)) == text_key(without_name(found))
     if same and _names_agree(gold, found):
         return _SAME_TEXT
@@ -166,7 +166,7 @@ def _names_agree(gold: str, found: str) -> bool:
     return "y" in heads and any("(" in head for head in heads)
 
 
-def _as_words(gold: str, found: str) -> Comparison | None:
+def _as_words(gold: str, found: str) -> AnswerComparison | None:
     """Compare answers in words. Words never match a formula."""
     words, other_words = words_of(gold), words_of(found)
     if words is None:
@@ -251,7 +251,7 @@ def _are_set_like(gold: str, found: str) -> bool:
     return bool(_SET_LIKE.search(gold) and _SET_LIKE.search(found))
 
 
-def _as_parts(gold: Structure, found: Structure, nesting: int) -> Comparison | None:
+def _as_parts(gold: Structure, found: Structure, nesting: int) -> AnswerComparison | None:
     """Compare structured answers part by part; None if only computer algebra can compare the two structures."""
     if gold.shape == "one" or found.shape == "one":
         return None
@@ -277,7 +277,9 @@ def _comparable(gold: Structure, found: Structure) -> bool:
     return gold.shape == found.shape and gold.ends == found.ends
 
 
-def _in_order(gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], Comparison]) -> Comparison:
+def _in_order(
+    gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], AnswerComparison]
+) -> AnswerComparison:
     compared = [compare_two(left, right) for left, right in zip(gold, found, strict=True)]
     different = next((each for each in compared if each.verdict == "different"), None)
     if different:
@@ -285,12 +287,12 @@ def _in_order(gold: Sequence[str], found: Sequence[str], compare_two: Callable[[
     open_pairs = [pair for pair, each in zip(zip(gold, found, strict=True), compared, strict=True) if each.question]
     if open_pairs:
         return _unknown(Question(tuple(left for left, _ in open_pairs), tuple(right for _, right in open_pairs)))
-    return Comparison("same", "text" if any(each.by == "text" for each in compared) else "number")
+    return AnswerComparison("same", "text" if any(each.by == "text" for each in compared) else "number")
 
 
 def _in_any_order(
-    gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], Comparison]
-) -> Comparison:
+    gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], AnswerComparison]
+) -> AnswerComparison:
     """Match equal parts first. The remaining parts decide the verdict or go to computer algebra."""
     left_over, unmatched, by = _without_equal_parts(gold, found)
     if len(unmatched) > _MAX_UNSORTED:
@@ -308,7 +310,7 @@ def _in_any_order(
             undecided.append(part)
     if undecided:
         return _unknown(Question(tuple(undecided), tuple(left_over), ordered=False))
-    return Comparison("same", "text" if "text" in by else "number")
+    return AnswerComparison("same", "text" if "text" in by else "number")
 
 
 _MAX_UNSORTED = 20

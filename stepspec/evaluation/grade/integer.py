@@ -9,7 +9,7 @@ from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import digits_of
 from stepspec.evaluation.grade.sentence import number_named
 from stepspec.evaluation.grade.thinking import without_thinking
-from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, Limits
+from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, GradingLimits
 
 IntegerStatus = Literal["correct", "incorrect", "no_answer"]
 
@@ -51,7 +51,7 @@ def _canonical(text: str) -> str | None:
 
 def _canonical_of_answer(text: str) -> str | None:
     """Return the digits of a whole number that has a unit, a name, a style or words around it."""
-    if len(text) > Limits().max_chars:
+    if len(text) > GradingLimits().max_chars:
         return None
     clean = cleaned(text)
     digits = digits_of(clean) or digits_of(number_named(clean) or "")
@@ -70,7 +70,7 @@ def grade_integer(text: str, gold: str) -> tuple[IntegerStatus, str | None]:
     expected = canonical_integer(gold)
     if expected is None:
         raise UsageError(f"The gold answer {gold[:MAX_ANSWER_CHARS]!r} is not a whole number.")
-    boxes = last_boxes(without_thinking(text, Limits().max_text_chars))
+    boxes = last_boxes(without_thinking(text, GradingLimits().max_text_chars))
     if boxes is None:
         return "no_answer", None
     found = [canonical_integer(box) for box in boxes.joined]

@@ -26,7 +26,7 @@ class Grade:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GradingLimits:
     """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
 
     seconds: float = 2.0

@@ -56,7 +56,7 @@ def _serve(questions: Any, replies: Any, algebra: "_Algebra", limits: dict[str, 
     status = _END_OF_INPUT
     try:
         _forbid_actions()
-        memory = _Memory(limits["memory_bytes"])
+        memory = _AddressSpace(limits["memory_bytes"])
         _reply(replies, {"ready": os.getpid()})
         while line := questions.readline():
             _limit_cpu(limits["seconds"])
@@ -80,7 +80,7 @@ def _reply(replies: Any, reply: dict[str, Any]) -> None:
     replies.flush()
 
 
-def _answer(algebra: "_Algebra", memory: "_Memory", question: dict[str, Any]) -> dict[str, Any]:
+def _answer(algebra: "_Algebra", memory: "_AddressSpace", question: dict[str, Any]) -> dict[str, Any]:
     try:
         verdict = algebra.compare(question["gold"], question["found"], question["ordered"])
     except MemoryError:
@@ -200,7 +200,7 @@ def _forbid_actions() -> None:
     sys.addaudithook(guard)
 
 
-class _Memory:
+class _AddressSpace:
     """Limit the address space to its current size plus `spare_bytes`, if the system reports the current size."""
 
     def __init__(self, spare_bytes: int) -> None:

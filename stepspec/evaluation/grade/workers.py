@@ -18,7 +18,7 @@ from typing import Any
 from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.grade.compare import Question
-from stepspec.evaluation.grade.words import Limits
+from stepspec.evaluation.grade.words import GradingLimits
 
 MAX_RETRIES = 2
 """Retries for a question whose worker died for an unrelated reason."""
@@ -29,7 +29,7 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
-class Reply:
+class GradingReply:
     """A worker's reply.
 
     `verdict` is `same`, `different`, `gold unreadable`, `answer unreadable`, `memory`, `timeout`, `died` or
@@ -56,17 +56,17 @@ class WorkerPool:
         start_seconds: how long a worker may take to start, in seconds.
     """
 
-    def __init__(self, num_workers: int, limits: Limits, *, start_seconds: float = START_SECONDS) -> None:
+    def __init__(self, num_workers: int, limits: GradingLimits, *, start_seconds: float = START_SECONDS) -> None:
         self._limits = limits
         self._start_seconds = start_seconds
-        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[_GradingProcess | None] = queue.LifoQueue()
         for _ in range(num_workers):
             self._slots.put(None)
         self._lock = threading.Lock()
-        self._alive: set[_Worker] = set()
+        self._alive: set[_GradingProcess] = set()
         self._closed = False
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> GradingReply:
         """Return the verdict of computer algebra, or the reason why there is none.
 
         Raises:
@@ -81,11 +81,11 @@ class WorkerPool:
                 try:
                     reply = worker.ask(question, self._limits.seconds)
                 except _WorkerTimeout:
-                    reply = Reply("timeout")
+                    reply = GradingReply("timeout")
                 except _WorkerDied:
                     continue
                 return reply
-            return Reply("died")
+            return GradingReply("died")
         finally:
             self._slots.put(worker)
 
@@ -96,7 +96,7 @@ class WorkerPool:
             for worker in self._alive:
                 worker.kill()
         # The other workers are in use. Their threads notice that the processes are gone.
-        idle = list[_Worker | None]()
+        idle = list[_GradingProcess | None]()
         with suppress(queue.Empty):
             while True:
                 idle.append(self._slots.get_nowait())
@@ -110,7 +110,7 @@ class WorkerPool:
         with self._lock:
             return [worker.child for worker in self._alive if worker.child is not None]
 
-    def _ready(self, worker: "_Worker | None") -> "_Worker":
+    def _ready(self, worker: "_GradingProcess | None") -> "_GradingProcess":
         """Return the worker, or a replacement, as soon as it is ready."""
         for _ in range(MAX_FAILED_STARTS):
             worker = worker or self._spawn()
@@ -125,25 +125,25 @@ class WorkerPool:
                 raise
         raise StepSpecError(f"A grading worker exited {MAX_FAILED_STARTS} times during startup. Check the free memory.")
 
-    def _spawn(self) -> "_Worker":
+    def _spawn(self) -> "_GradingProcess":
         with self._lock:
             if self._closed:
                 raise StepSpecError("An answer was still being graded when grading was closed.")
-            worker = _Worker(self._limits)
+            worker = _GradingProcess(self._limits)
             self._alive.add(worker)
             return worker
 
-    def _discard(self, worker: "_Worker") -> None:
+    def _discard(self, worker: "_GradingProcess") -> None:
         with self._lock:
             self._alive.discard(worker)
         worker.kill()
         worker.close()
 
 
-class _Worker:
+class _GradingProcess:
     """One worker process. One thread uses it at a time, but any thread may kill it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GradingLimits) -> None:
         # `-P` and a path, so that a module in the user's folder cannot replace a library. A separate session shields
         # the worker from Ctrl-C. The worker exits when its input closes, at the latest when this process exits.
         self._process = subprocess.Popen(
@@ -180,7 +180,7 @@ class _Worker:
         except _WorkerTimeout as error:
             raise StepSpecError(f"A grading worker took more than {seconds:g} s to start.") from error
 
-    def ask(self, question: Question, seconds: float) -> Reply:
+    def ask(self, question: Question, seconds: float) -> GradingReply:
         """Send a question to a worker that is ready. Kill the child if it does not reply in time."""
         self._num_questions += 1
         deadline = time.monotonic() + seconds
@@ -191,7 +191,7 @@ class _Worker:
                 message = self._read(deadline)
                 self._handle(message)
                 if message.get("id") == self._num_questions:
-                    return Reply(message["verdict"])
+                    return GradingReply(message["verdict"])
         except _WorkerTimeout:
             self._kill_child()
             raise

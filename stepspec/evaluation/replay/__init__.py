@@ -11,9 +11,9 @@ replayed = replay({"bold": load_policy("bold.toml")[0]}, recordings)
 from stepspec.base.extras import from_extra
 
 with from_extra("eval", "A replay"):
-    from stepspec.evaluation.replay.costing import HardwareCosts, read_costs
+    from stepspec.evaluation.replay.costs import HardwareCosts, read_costs
     from stepspec.evaluation.replay.recordings import Recording, Recordings, read_recordings
-    from stepspec.evaluation.replay.replaying import Replayed, front, replay
+    from stepspec.evaluation.replay.totals import Replayed, front, replay
 
 __all__ = [
     "HardwareCosts",

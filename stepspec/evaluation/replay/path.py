@@ -16,10 +16,10 @@ from typing import cast
 import numpy as np
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.replay.deciding import scores_of
+from stepspec.evaluation.replay.decisions import scores_of
 from stepspec.evaluation.replay.recordings import Recording, Recordings
-from stepspec.evaluation.replay.replaying import Replayed, departures, replay, replayable
-from stepspec.loop.judging import Judge, ThresholdJudge
+from stepspec.evaluation.replay.totals import Replayed, departures, replay, replayable
+from stepspec.loop.judge import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, SalvageTable, with_threshold
 
 ACCEPTED = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
@@ -28,7 +28,7 @@ MIN_LOGPROBS = (-1.0, -2.0, -3.0, -4.0, -5.0, -7.0)
 """Tried bounds of salvage, besides the policy's own."""
 WORTH_A_TEST = 1.03
 """How many times as fast as the setting before it a setting of the path must be."""
-LONGEST = 6
+MAX_LENGTH = 6
 """Most settings on the path."""
 LOWEST = (-1e6, -1.0, 0.0)
 """Thresholds to try for a judge that accepts every step."""
@@ -110,10 +110,10 @@ def worth_testing(settings: Sequence[Replayed]) -> Sequence[Replayed]:
 
 
 def _thinned(path: Sequence[Replayed]) -> Sequence[Replayed]:
-    """Return at most `LONGEST` settings, with both ends."""
-    if len(path) <= LONGEST:
+    """Return at most `MAX_LENGTH` settings, with both ends."""
+    if len(path) <= MAX_LENGTH:
         return path
-    return [path[int(place)] for place in np.linspace(0, len(path) - 1, LONGEST).round()]
+    return [path[int(place)] for place in np.linspace(0, len(path) - 1, MAX_LENGTH).round()]
 
 
 def _min_logprobs(policy: Policy) -> list[float | None]:

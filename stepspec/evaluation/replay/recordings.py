@@ -15,7 +15,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordedRequest:
     """One recorded request: its row and its trace."""
 
     row: ResultRow
@@ -33,7 +33,7 @@ class Recording:
 
     name: str
     policy: Policy
-    requests: Mapping[Key, Request]
+    requests: Mapping[Key, RecordedRequest]
     drafts: bool
     """Whether the draft model drafts the tokens that the target writes."""
 
@@ -90,7 +90,10 @@ def read_recordings(folder: Path) -> Recordings:
         raise UsageError(f"No request in {folder} finished under every policy. Resume the run first.")
     recordings = [
         Recording(
-            name, policy, {key: Request(rows[name][key], traces[name][key]) for key in finished}, _drafts(run, name)
+            name,
+            policy,
+            {key: RecordedRequest(rows[name][key], traces[name][key]) for key in finished},
+            _drafts(run, name),
         )
         for name, policy in scored.items()
     ]

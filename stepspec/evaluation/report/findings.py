@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary, compared_models
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
-from stepspec.evaluation.stats import Candidate
+from stepspec.evaluation.stats import MatchedPolicy
 from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.step import NotProposed
 
@@ -26,7 +26,7 @@ MUCH_TROUBLE = 0.05
 
 
 @dataclass(frozen=True)
-class Findings:
+class ReportFindings:
     """The sentences at the top of a report."""
 
     headline: str
@@ -35,7 +35,7 @@ class Findings:
     warnings: Sequence[str]
 
 
-def findings(run: RunRecord, summary: Summary) -> Findings:
+def findings(run: RunRecord, summary: Summary) -> ReportFindings:
     """Return the findings of a run, which come before its first table."""
     named = f"{count(summary.n, 'problem')} of {summary.benchmark}"
     details = [
@@ -44,7 +44,7 @@ def findings(run: RunRecord, summary: Summary) -> Findings:
         *_faster_ones(summary),
         *draft_alone(run, summary),
     ]
-    return Findings(_headline(summary), details, _exactness(run, summary), list(_warnings(run, summary)))
+    return ReportFindings(_headline(summary), details, _exactness(run, summary), list(_warnings(run, summary)))
 
 
 def chosen_policy(summary: Summary) -> str | None:
@@ -183,7 +183,7 @@ def _faster_ones(summary: Summary) -> Iterable[str]:
 def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
     """Return whether a policy is faster than the target by the rule of the headline."""
     together = policy.throughput if summary.concurrency > 1 else None
-    return Candidate(
+    return MatchedPolicy(
         name,
         policy.speedup_vs_target,
         policy.speedup_vs_target_ci,

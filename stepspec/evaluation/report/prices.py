@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pydantic import Field, model_validator
 
 from stepspec.base.file_model import FileModel
-from stepspec.evaluation.records import Block, Usage
+from stepspec.evaluation.records import Block, ModelUsage
 from stepspec.evaluation.report.cells import UNKNOWN, Cell, percent, significant
 from stepspec.evaluation.report.figures import Extra
 
@@ -32,7 +32,7 @@ class TokenPrices(FileModel):
     """Price of input tokens from a cache. Default: the price of input."""
     output: float = Field(ge=0)
 
-    def of(self, usage: Usage) -> float:
+    def of(self, usage: ModelUsage) -> float:
         """Return the cost of the tokens."""
         cached = self.input if self.cached is None else self.cached
         new_tokens = usage.prompt_tokens - usage.cached_tokens

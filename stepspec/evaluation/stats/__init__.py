@@ -16,15 +16,15 @@ from stepspec.base.extras import from_extra
 with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.stats.answers import Answered
     from stepspec.evaluation.stats.intervals import Interval, wilson, z_value
-    from stepspec.evaluation.stats.judging import MIN_CLASS, Area, Bin, auc, reliability
-    from stepspec.evaluation.stats.matched import Candidate, corrected_confidence, fastest
+    from stepspec.evaluation.stats.judge_scores import MIN_CLASS, Area, Bin, auc, reliability
+    from stepspec.evaluation.stats.matched import MatchedPolicy, corrected_confidence, fastest
     from stepspec.evaluation.stats.paired import Paired, mcnemar_p
     from stepspec.evaluation.stats.products import Powers, Ratio, products_of_sums
     from stepspec.evaluation.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_rates, ratio_of_sums
     from stepspec.evaluation.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
     from stepspec.evaluation.stats.runs import Scores
     from stepspec.evaluation.stats.shares import Share
-    from stepspec.evaluation.stats.spread import Percentiles, quantile_interval
+    from stepspec.evaluation.stats.spread import LatencyPercentiles, quantile_interval
 
 __all__ = [
     "Interval",
@@ -45,7 +45,7 @@ __all__ = [
     "median_of_ratios",
     "n_for_ratio",
     "Answered",
-    "Candidate",
+    "MatchedPolicy",
     "corrected_confidence",
     "fastest",
     "MIN_CLASS",
@@ -53,6 +53,6 @@ __all__ = [
     "Bin",
     "reliability",
     "auc",
-    "Percentiles",
+    "LatencyPercentiles",
     "quantile_interval",
 ]

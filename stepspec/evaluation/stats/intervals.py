@@ -13,7 +13,7 @@ from stepspec.evaluation.stats.untyped import scipy_optimize, scipy_special
 
 Interval = tuple[float, float]
 
-_MOST_PROBLEMS = 10**12
+_MAX_PROBLEMS = 10**12
 _ROUNDING = 1e-13  # of a bound
 
 
@@ -67,7 +67,7 @@ def spread_known(confidence: float, num_problems: int) -> float:
 
 def least_n(narrow_enough: Callable[[int], bool]) -> int:
     """Return the smallest number of problems, at least 1, from which on the intervals are narrow enough."""
-    return 1 + bisect_left(range(1, _MOST_PROBLEMS), True, key=narrow_enough)
+    return 1 + bisect_left(range(1, _MAX_PROBLEMS), True, key=narrow_enough)
 
 
 def _tango_excess(d: float, b: float, c: float, n: float, z: float) -> float:

@@ -7,7 +7,7 @@ from stepspec.evaluation.stats.intervals import Interval
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MatchedPolicy:
     """A policy compared with the target. An exact one has the target's own distribution, so it needs no loss bound."""
 
     name: str
@@ -32,7 +32,7 @@ class Candidate:
         return self.exact or (self.loss_upper is not None and self.loss_upper <= loss)
 
 
-def fastest(candidates: Sequence[Candidate], loss: float) -> Candidate | None:
+def fastest(candidates: Sequence[MatchedPolicy], loss: float) -> MatchedPolicy | None:
     """Return the fastest candidate that pays and keeps the accuracy to within `loss`; None if there is none.
 
     With bounds at `corrected_confidence`, the probability that any candidate that loses more qualifies is at most 1 -

@@ -55,16 +55,16 @@ class Paired:
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return the interval of the difference. Each end may fail with probability (1 - confidence) / 2."""
-        return self._lower(confidence), -self._opposite()._lower(confidence)
+        return self.lower(confidence), -self._opposite().lower(confidence)
 
     def loss_upper(self, confidence: float = 0.95) -> float:
         """Return the one-sided upper bound of the accuracy that the first loses to the second; a gain is negative."""
-        return -self._lower(2 * confidence - 1)
+        return -self.lower(2 * confidence - 1)
 
     def _opposite(self) -> "Paired":
         return Paired(self.only_second, self.only_first, self.n, self.worth, tuple(-gain for gain in self.gains))
 
-    def _lower(self, confidence: float) -> float:
+    def lower(self, confidence: float) -> float:
         """Return the lower of two bounds that fail in different cases.
 
         Tango's bound, with each problem weighted by `worth`, holds if a problem's repeats differ only by chance. It is

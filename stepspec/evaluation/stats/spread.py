@@ -13,7 +13,7 @@ from stepspec.evaluation.stats.untyped import scipy_stats
 
 
 @dataclass(frozen=True)
-class Percentiles:
+class LatencyPercentiles:
     """The median and the slow tail of latencies, in their unit, interpolated between neighbors."""
 
     p50: float
@@ -21,7 +21,7 @@ class Percentiles:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> "Percentiles":
+    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> "LatencyPercentiles":
         """Return the percentiles over all requests. With fewer than 100, `p99` is close to the maximum."""
         p50, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99]).tolist()
         return cls(p50, p90, p99)

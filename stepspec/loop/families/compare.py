@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.lookahead import Comparison, Lookahead, Place
+from stepspec.loop.lookahead import Lookahead, LookaheadPosition, StepComparison
 from stepspec.loop.request import Request
 
 MAX_PLACES = 64
@@ -56,13 +56,13 @@ async def compare(request: Request, table: CompareTable) -> None:
     """
     while await request.speculates():
         async with Lookahead(request, table.width) as ahead:
-            path = list[Comparison]()
-            branches = ahead.look(Place(), table.depth)
+            path = list[StepComparison]()
+            branches = ahead.look(LookaheadPosition(), table.depth)
             while branches is not None:
                 own = await ahead.wait("target", branches.own)
                 if own is None:
                     break
-                path.append(Comparison(own))
+                path.append(StepComparison(own))
                 for draft, following in branches.drafts:
                     step = await ahead.wait_for_draft(branches, draft)
                     if step is not None and await ahead.same(branches.place, step, path[-1]):

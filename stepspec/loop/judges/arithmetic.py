@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 _SPACE = r"[^\S\n]*"
 _NUMBER = r"[-−]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?"
@@ -37,7 +37,7 @@ _AFTER = re.compile(
 )
 """What may follow a chain: nothing, punctuation, or a word that cannot change the number."""
 
-_LONGEST, _AROUND = 400, 24
+_MAX_LENGTH, _AROUND = 400, 24
 """Characters of a chain and before it that are read."""
 
 
@@ -71,7 +71,12 @@ def false_equalities(text: str) -> list[str]:
         whole = _BEFORE.search(before) is not None and _AFTER.match(text, match.end()) is not None
         sides = re.split(rf"{_SPACE}={_SPACE}", chain)
         # `3 = 5` by itself may be anything.
-        if len(chain) <= _LONGEST and whole and not signed_word and any(not _TOKEN.fullmatch(side) for side in sides):
+        if (
+            len(chain) <= _MAX_LENGTH
+            and whole
+            and not signed_word
+            and any(not _TOKEN.fullmatch(side) for side in sides)
+        ):
             found += [f"{a} = {b}" for a, b in pairwise(sides) if not _equal(a, b)]
     return found
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from stepspec.engines.protocol import Ability
-from stepspec.loop.judging import Evidence, ThresholdJudge
+from stepspec.loop.judge import Evidence, ThresholdJudge
 
 Signal = Literal[
     "min-logprob",

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from stepspec.chat.prompts import EQUIVALENCE_PROMPT, render_probe, yes_no_labels
 from stepspec.engines.protocol import Ability, Probe, Tokenizer
-from stepspec.loop.judging import Evidence, ThresholdJudge, share_of_yes
+from stepspec.loop.judge import Evidence, ThresholdJudge, share_of_yes
 
 
 class EquivalenceJudge(ThresholdJudge):

@@ -7,7 +7,7 @@ The text then follows the target's own distribution, as under token-level specul
 from typing import ClassVar, Literal
 
 from stepspec.engines.protocol import Ability
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 
 class ExactJudge(Judge):

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from stepspec.engines.protocol import Ability
-from stepspec.loop.judging import Evidence, ThresholdJudge
+from stepspec.loop.judge import Evidence, ThresholdJudge
 
 
 class LikelihoodJudge(ThresholdJudge):

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from stepspec.loop.judging import Decision, Evidence, Judge
+from stepspec.loop.judge import Decision, Evidence, Judge
 
 
 class NeverJudge(Judge):

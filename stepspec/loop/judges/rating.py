@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from stepspec.chat.prompts import RATING_PROMPTS, rating_prompt, render_probe
 from stepspec.engines.protocol import Ability, Probe, Tokenizer
 from stepspec.errors import ModelError, unknown_name
-from stepspec.loop.judging import Evidence, ThresholdJudge
+from stepspec.loop.judge import Evidence, ThresholdJudge
 
 
 class RatingJudge(ThresholdJudge):

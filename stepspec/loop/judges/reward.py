@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from stepspec.engines.judge_model import JudgeAbility
-from stepspec.loop.judging import Evidence, ThresholdJudge
+from stepspec.loop.judge import Evidence, ThresholdJudge
 
 
 class RewardJudge(ThresholdJudge):

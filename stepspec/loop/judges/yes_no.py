@@ -6,7 +6,7 @@ from pydantic import Field
 
 from stepspec.chat.prompts import YES_NO_PROMPT, render_probe, yes_no_labels
 from stepspec.engines.protocol import Ability, Probe, Tokenizer
-from stepspec.loop.judging import Evidence, ThresholdJudge, share_of_yes
+from stepspec.loop.judge import Evidence, ThresholdJudge, share_of_yes
 
 
 class YesNoJudge(ThresholdJudge):

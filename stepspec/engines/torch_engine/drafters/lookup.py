@@ -13,7 +13,7 @@ from stepspec.engines.torch_engine.drafters.texts import Library
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
-LONGEST, SHORTEST = 4, 2
+MAX_LENGTH, MIN_LENGTH = 4, 2
 """Maximum and minimum number of tokens to match. The longest match wins; among equal matches, the latest."""
 
 
@@ -28,7 +28,7 @@ class Index:
         """Append ids to the text."""
         for token in ids:
             end = len(self._ids)
-            for size in range(SHORTEST, min(LONGEST, end) + 1):
+            for size in range(MIN_LENGTH, min(MAX_LENGTH, end) + 1):
                 self._follows[tuple(self._ids[end - size :])] = end
             self._ids.append(token)
 
@@ -43,7 +43,7 @@ class PromptLookup(Drafter):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._texts = Library(Index, LONGEST)
+        self._texts = Library(Index, MAX_LENGTH)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
@@ -51,8 +51,8 @@ class PromptLookup(Drafter):
 
     def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
-        tail = row.ids_from(max(0, row.length - LONGEST))
-        for size in range(len(tail), SHORTEST - 1, -1):
+        tail = row.ids_from(max(0, row.length - MAX_LENGTH))
+        for size in range(len(tail), MIN_LENGTH - 1, -1):
             if found := texts.own.after(tail[-size:], count) or texts.buffer.after(tail[-size:], count):
                 return found
         return []

@@ -28,7 +28,7 @@ class _Committed:
 
 
 @dataclass
-class _Row:
+class _DraftRow:
     """The draft's ids of a row: those of its buffer, then `after`, which stand for `num_beyond` of the target's."""
 
     slot: Slot
@@ -54,7 +54,7 @@ class Retokenized(Drafter):
         """
         self._model, self._own, self._target = model, own, target
         self._table = SlotTable(model, max_slots)
-        self._rows: dict[BatchRow, _Row] = {}
+        self._rows: dict[BatchRow, _DraftRow] = {}
         self._buffers: weakref.WeakKeyDictionary[TokenBuffer, _Committed] = weakref.WeakKeyDictionary()
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
@@ -98,20 +98,20 @@ class Retokenized(Drafter):
         fits = found.num_committed + len(found.after) + count <= self._model.max_context
         return fits and found.num_beyond == len(row.beyond)
 
-    def _guess(self, found: _Row, written: Sequence[int], count: int) -> Sequence[int]:
+    def _guess(self, found: _DraftRow, written: Sequence[int], count: int) -> Sequence[int]:
         """Return what the draft has written, in the target's ids."""
         end = next((at for at, id in enumerate(written) if self._own.is_special(id)), len(written))
         before = [*found.committed.since(max(0, found.num_committed - CONTEXT_IDS)), *found.after][-CONTEXT_IDS:]
         text = _text_after(self._own, before, written[:end])
         return self._target.encode_text(text.rstrip("\ufffd"))[:count]
 
-    def _row(self, row: BatchRow) -> _Row:
+    def _row(self, row: BatchRow) -> _DraftRow:
         """Return the draft's ids of a row, with what was written since the last time."""
         if row not in self._rows:
             committed = self._committed(row)
             slot = self._table.acquire(committed.ids, len(committed.ids))
             assert slot is not None, "the draft model has as many slots as the target"
-            self._rows[row] = _Row(slot, committed.ids, len(committed.ids))
+            self._rows[row] = _DraftRow(slot, committed.ids, len(committed.ids))
         found = self._rows[row]
         new = row.beyond[found.num_beyond :]
         if new:

@@ -15,13 +15,13 @@ from stepspec.engines.torch_engine.drafters.texts import Library
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
-SHORTEST, DEPTH = 2, 8
+MIN_LENGTH, DEPTH = 2, 8
 """Minimum and maximum number of context tokens to compare."""
 
 LATEST = 24
 """How many of the latest occurrences of the context to examine."""
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """A guess ends when its total probability, estimated from frequencies, falls below this."""
 
 MAX_PAST = 32_000
@@ -47,7 +47,7 @@ class Occurrences:
     def append(self, ids: Sequence[int]) -> None:
         """Append ids to the text."""
         for token in ids:
-            if len(self._ids) >= SHORTEST:
+            if len(self._ids) >= MIN_LENGTH:
                 self._positions.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
             self._ids.append(token)
 
@@ -55,7 +55,7 @@ class Occurrences:
         """Return the length of the longest match with the context's end, 0 for none, and the ids that followed it."""
         longest, following = 0, list[int]()
         for position in self._positions.get((context[-2], context[-1]), [])[-LATEST:]:
-            length = SHORTEST
+            length = MIN_LENGTH
             while length < min(len(context), position) and self._ids[position - length - 1] == context[-length - 1]:
                 length += 1
             if length > longest:
@@ -82,7 +82,7 @@ class Suffix(Drafter):
         sources = (texts.own, texts.buffer, *self._past.get(_key_of(row), ()))
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
-        while SHORTEST <= len(text) < start + count:
+        while MIN_LENGTH <= len(text) < start + count:
             found = [source.after(text[-DEPTH:]) for source in sources]
             longest = max(length for length, _ in found)
             if longest == 0:
@@ -90,7 +90,7 @@ class Suffix(Drafter):
             following = Counter(token for length, tokens in found if length == longest for token in tokens)
             token, times = max(following.items(), key=lambda item: (item[1], -item[0]))
             share *= times / following.total()
-            if share < LEAST_SHARE:
+            if share < MIN_SHARE:
                 break
             text.append(token)
         return text[start:]

@@ -9,13 +9,13 @@ from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine.row import BatchRow
 
 
-class Source(Protocol):
+class TextIndex(Protocol):
     """An index of a text. Each id is appended once."""
 
     def append(self, ids: Sequence[int]) -> None: ...
 
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=TextIndex)
 
 
 @dataclass

@@ -18,9 +18,9 @@ from stepspec.base.files import package_folder
 from stepspec.evaluation.calibrate.records import Calibrated
 from stepspec.evaluation.report import colours
 from stepspec.evaluation.report.calibration import PATH_HEAD, path_rows
-from stepspec.evaluation.report.embedding import embed
 from stepspec.evaluation.report.findings import differing_conditions
 from stepspec.evaluation.report.page.view import RunView, view_of
+from stepspec.evaluation.report.page_data import embed
 from stepspec.evaluation.report.plots import path_plot, sweep_plots
 from stepspec.evaluation.report.source import Source, settings_of
 

@@ -15,7 +15,6 @@ from stepspec.evaluation.report.conditions import (
     machine_in_words,
     nodes_in_words,
 )
-from stepspec.evaluation.report.embedding import Embedded
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
@@ -26,8 +25,9 @@ from stepspec.evaluation.report.figures import (
     Column,
     is_known,
 )
-from stepspec.evaluation.report.findings import Findings, chosen_policy, findings
+from stepspec.evaluation.report.findings import ReportFindings, chosen_policy, findings
 from stepspec.evaluation.report.markdown import GROUPED_BY, POSITION, stretch_cell
+from stepspec.evaluation.report.page_data import PageData
 from stepspec.evaluation.report.plots import Plot, plot_sections
 from stepspec.evaluation.report.source import Source
 from stepspec.loop.policy import PolicyKind
@@ -42,7 +42,7 @@ KINDS: Mapping[PolicyKind | None, str] = {
 
 
 @dataclass(frozen=True)
-class Head:
+class ColumnHead:
     """The header of a policy's column."""
 
     name: str
@@ -53,7 +53,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A table row: a figure with one cell for each policy."""
 
     title: str
@@ -88,16 +88,16 @@ class RunView:
     setting: str
     run: RunRecord
     summary: Summary
-    found: Findings
+    found: ReportFindings
     headline: Sequence[str]
     """The headline in parts: texts at even indices, intervals at odd indices."""
     tiles: Sequence[Tile]
-    heads: Sequence[Head]
-    table: Mapping[str, Sequence[Line]]
+    heads: Sequence[ColumnHead]
+    table: Mapping[str, Sequence[TableLine]]
     plots: Mapping[str, Sequence[Plot]]
-    groups: Mapping[str, Sequence[Line]]
+    groups: Mapping[str, Sequence[TableLine]]
     conditions: Mapping[str, str]
-    embedded: Embedded
+    embedded: PageData
     levels: Sequence[int]
     repeats: Sequence[int]
     has_traces: bool
@@ -105,7 +105,7 @@ class RunView:
     """The policy that is selected initially in the list of problems."""
 
 
-def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunView:
+def view_of(key: str, setting: str, source: Source, embedded: PageData) -> RunView:
     """Return the view of a run. `key` identifies the run on the page."""
     run, summary, problems = source.run, source.summary, source.tally.problems.values()
     found = findings(run, summary)
@@ -154,10 +154,10 @@ def _tiles(summary: Summary) -> list[Tile]:
     return [tile for tile in tiles if tile.value != cells.UNKNOWN and (tile.interval or "×" not in tile.value)][:4]
 
 
-def _heads(run: RunRecord, summary: Summary) -> list[Head]:
+def _heads(run: RunRecord, summary: Summary) -> list[ColumnHead]:
     colours, chosen = series(list(summary.policies)), chosen_policy(summary)
     return [
-        Head(
+        ColumnHead(
             name,
             KINDS[run.kind_of(name)],
             run.exactness(name),
@@ -168,36 +168,36 @@ def _heads(run: RunRecord, summary: Summary) -> list[Head]:
     ]
 
 
-def _table(source: Source) -> dict[str, Sequence[Line]]:
+def _table(source: Source) -> dict[str, Sequence[TableLine]]:
     policies = source.summary.policies
-    table: dict[str, Sequence[Line]] = {
+    table: dict[str, Sequence[TableLine]] = {
         group: [_line(column, source.summary) for column in columns if is_known(column, policies)]
         for group, columns in GROUPS.items()
     }
     if source.extras:
         table["Money"] = [
-            Line(extra.title, extra.meaning, [extra.cells[name] for name in policies]) for extra in source.extras
+            TableLine(extra.title, extra.meaning, [extra.cells[name] for name in policies]) for extra in source.extras
         ]
     return {group: lines for group, lines in table.items() if lines}
 
 
-def _line(column: Column, summary: Summary) -> Line:
+def _line(column: Column, summary: Summary) -> TableLine:
     policies = summary.policies.values()
-    return Line(
+    return TableLine(
         column.title, column.meaning, [*map(column.cell, policies)], [column.is_struck(policy) for policy in policies]
     )
 
 
-def _groups(summary: Summary) -> dict[str, Sequence[Line]]:
+def _groups(summary: Summary) -> dict[str, Sequence[TableLine]]:
     found = {words: _group_lines(kind, summary) for kind, words in GROUPED_BY.items()}
     return {f"By {words}": lines for words, lines in {**found, POSITION: _stretch_lines(summary)}.items() if lines}
 
 
-def _stretch_lines(summary: Summary) -> list[Line]:
+def _stretch_lines(summary: Summary) -> list[TableLine]:
     by_policy = [{each.name: each for each in policy.stretches} for policy in summary.policies.values()]
     names = dict.fromkeys(name for stretches in by_policy for name in stretches)
     return [
-        Line(
+        TableLine(
             name,
             cells.count(max(stretches[name].n for stretches in by_policy if name in stretches), "problem"),
             [(stretch_cell(stretches.get(name)), "") for stretches in by_policy],
@@ -206,11 +206,11 @@ def _stretch_lines(summary: Summary) -> list[Line]:
     ]
 
 
-def _group_lines(kind: str, summary: Summary) -> list[Line]:
+def _group_lines(kind: str, summary: Summary) -> list[TableLine]:
     by_policy = [{group.name: group for group in policy.groups.get(kind, [])} for policy in summary.policies.values()]
     names = dict.fromkeys(name for groups in by_policy for name in groups)
     return [
-        Line(
+        TableLine(
             name,
             _group_size(name, by_policy),
             [

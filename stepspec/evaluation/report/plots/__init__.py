@@ -7,7 +7,7 @@ from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report.plots.canvas import Plot
 from stepspec.evaluation.report.plots.clock import time_split
 from stepspec.evaluation.report.plots.flow import token_flow
-from stepspec.evaluation.report.plots.judging import acceptance_by_index, score_plots
+from stepspec.evaluation.report.plots.judges import acceptance_by_index, score_plots
 from stepspec.evaluation.report.plots.path import path_plot
 from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.spread import latencies, length_ratios
@@ -15,7 +15,7 @@ from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 from stepspec.evaluation.report.tally import PolicyTally, RunTally
 from stepspec.evaluation.runs import policy_of
-from stepspec.loop.judging import ThresholdJudge
+from stepspec.loop.judge import ThresholdJudge
 
 __all__ = ["Plot", "path_plot", "plot_sections", "sweep_plots"]
 

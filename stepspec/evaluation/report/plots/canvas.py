@@ -17,7 +17,7 @@ from stepspec.evaluation.report.colours import css, placeholder, placeholders
 WIDTH, HEIGHT = 400, 300
 """CSS pixels at scale 1. Small, so that text stays legible on a phone that is 320 pixels wide."""
 FONT_SIZE = 12.0
-LONGEST_LABEL = 22
+MAX_LABEL = 22
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}"
 _COORDINATES = {"d", "x", "y", "transform", "width", "height", "points"}
@@ -116,7 +116,7 @@ def canvas(height: int = HEIGHT) -> Generator[Canvas]:
 
 def label(name: str) -> str:
     """Return a name that fits beside a figure. A long name keeps only its beginning and its end."""
-    return name if len(name) <= LONGEST_LABEL else f"{name[:8]}…{name[9 - LONGEST_LABEL :]}"
+    return name if len(name) <= MAX_LABEL else f"{name[:8]}…{name[9 - MAX_LABEL :]}"
 
 
 def colour(name: str) -> str:

@@ -11,7 +11,7 @@ from stepspec.evaluation.report.plots.canvas import Canvas, Plot, canvas, colour
 
 NUM_BINS = 36
 ROW_HEIGHT = 34
-LONGEST_RATIO = 4.0
+MAX_RATIO = 4.0
 RATIOS = (0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4)
 SECONDS = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
 
@@ -21,7 +21,7 @@ def length_ratios(key: str, ratios: Mapping[str, Sequence[float]]) -> Iterator[P
     shown = {name: each for name, each in ratios.items() if len(each) > 1}
     if not shown:
         return
-    limit = LONGEST_RATIO
+    limit = MAX_RATIO
     clipped = {name: np.clip(each, 1 / limit, limit).tolist() for name, each in shown.items()}
     with _ridges(clipped, series(["target", *ratios])) as chart:
         chart.axes.axvline(1, color=colour("muted"), linewidth=1.2, linestyle="--", zorder=1)

@@ -1,0 +1,396 @@
+r"""Text grading: find the answer, compare it exactly, and use computer algebra only where that is not enough.
+
+The rules, each with examples: grader, gold answer, text, and whether it is correct or refused, which is any other
+status. `all` is every grader. The tests are made from this table.
+
+An answer is looked for in the last box, behind the last ####, behind an answer phrase, and at last in the last sentence
+with a number, in this order.
+    all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
+    number :: 18 :: It is \boxed{17}. The answer is 18. :: refused
+    number :: 18 :: #### 18 :: correct
+    number :: 18 :: The answer is 18, because 9 and 9 is 18. :: correct
+    number :: 18 :: He sold 2 eggs, so he has 18 eggs left. :: correct
+Nothing in the thinking is an answer, whether it is closed or not.
+    all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
+    all    :: 18 :: <think>It is \boxed{18}, or is it? :: refused
+    all    :: 18 :: It is \boxed{18}.</think> I do not know. :: refused
+    all    :: 18 :: <think>It is \boxed{17}.</think> It is \boxed{18}. :: correct
+Boxes that are joined by a comma, "and" or "or" are one answer, and answer only a question for as many parts.
+    all    :: 13 :: either \boxed{12} or \boxed{13} :: refused
+    all    :: 13 :: \boxed{12} is wrong, so \boxed{13} :: correct
+    all    :: 13 :: \boxed{13}, or \boxed{13.0} :: correct
+    math   :: 12, 13 :: either \boxed{12} or \boxed{13} :: correct
+What stands beside a box may make another answer of it.
+    all    :: 6 :: $-\boxed{6}$ :: refused
+    all    :: 6 :: $\boxed{6}\pi$ :: refused
+    all    :: 6 :: It is not \boxed{6}. :: refused
+    all    :: 6 :: \boxed{6} dozen :: refused
+    all    :: 6 :: \boxed{6} or 7 :: refused
+    all    :: 6 :: $x = \boxed{6}\text{ cm}^2$ :: correct
+    all    :: 6 :: \boxed{6},000 :: refused
+    all    :: 6 :: (\boxed{6})^2 :: refused
+    all    :: 6 :: \boxed{6} feet 3 inches :: refused
+    all    :: 6 :: (3, \boxed{6}) :: refused
+    all    :: 6 :: \boxed{5} to \boxed{6} :: refused
+    all    :: 6 :: at most \boxed{6} :: refused
+    all    :: 6 :: $x > \boxed{6}$ :: refused
+    all    :: 6 :: If it were \boxed{6}, it would fit. :: refused
+The box may be what numbers or several unknowns come to, but not what a multiple or a power of one unknown is.
+    all    :: 6 :: $2x = \boxed{6}$ :: refused
+    all    :: 6 :: $x^2 = \boxed{6}$ :: refused
+    all    :: 6 :: 5 + 1 = \boxed{6} :: correct
+    all    :: 6 :: $x + y = \boxed{6}$ :: correct
+An answer that is taken back behind it is none, and neither is one for some cases only.
+    all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
+    all    :: 6 :: \boxed{6}. The answer is 7. :: refused
+    all    :: 6 :: \boxed{6}. It is not necessary to simplify. :: correct
+    number :: 6 :: The answer is 6. No wait, it is 7. :: refused
+    number :: 6 :: The answer is 6 for Ann and 7 for Ben. :: refused
+    number :: 6 :: The answer is 6, not 7. :: correct
+Styles, spaces, currencies and degrees are left out of the comparison.
+    all    :: 113 :: \boxed{\textbf{(113)}} :: correct
+    all    :: 113 :: \boxed{\mathbf{113}} :: correct
+    all    :: 113 :: \boxed{113^\circ} :: correct
+    all    :: 113 :: \boxed{\$113.00} :: correct
+Digits belong to one number only if nothing or a mark of grouping is between them.
+    all    :: 12 :: \boxed{1 2} :: refused
+    all    :: 12 :: \boxed{1,2} :: refused
+    all    :: 1200 :: \boxed{1,200} :: correct
+    all    :: 11111 :: \boxed{11,\!111} :: correct
+    number :: 11111 :: ANSWER: 11,\! 111 :: correct
+In brackets a comma separates.
+    all    :: 1200 :: \boxed{(1,200)} :: refused
+    math   :: (1,200) :: \boxed{1200} :: refused
+    math   :: (1,200) :: \boxed{(1, 200)} :: correct
+Words behind a number and a space are its unit; glued to it only units are that are known.
+    all    :: 7 :: \boxed{7xy} :: refused
+    all    :: 7 :: \boxed{7 xy} :: refused
+    all    :: 7 :: \boxed{7 xyz} :: refused
+    all    :: 7 :: \boxed{7 sinh} :: refused
+    all    :: 7 :: \boxed{7\sqrt{2}} :: refused
+    math   :: \frac{1}{2} :: \boxed{\frac{1}{2}bh} :: refused
+    all    :: 7 :: \boxed{7 apples} :: correct
+    all    :: 7 :: \boxed{7cm} :: correct
+    all    :: 12 :: \boxed{\text{12 apples}} :: correct
+A unit is compared where both have one, and a second unit is a second number.
+    math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
+    math   :: 5\text{ cm} :: \boxed{5} :: correct
+    all    :: 5 :: \boxed{5\text{ feet }3\text{ inches}} :: refused
+    number :: 5 :: The answer is 5 feet 3 inches. :: refused
+Words that deny a number or make another of it are no unit, before and behind it.
+    all    :: 12 :: \boxed{\text{negative } 12} :: refused
+    all    :: 12 :: \boxed{12\text{ dozen}} :: refused
+    all    :: 12 :: \boxed{12\text{ and a half}} :: refused
+    all    :: 12 :: \boxed{\text{half of } 12} :: refused
+    all    :: 12 :: \boxed{\text{not } 12} :: refused
+    number :: 12000000 :: \boxed{12\text{ million}} :: correct
+A sentence answers with its number if it names one and does nothing to it.
+    all    :: 34 :: \boxed{\text{The largest } n \text{ is } 34.} :: correct
+    math   :: 34 :: The largest n is 34. :: correct
+    math   :: 34 :: The answer is the largest n, which is 34. :: refused
+    number :: 34 :: The largest n is certainly not 34. :: refused
+    number :: 34 :: The largest n is 33 or 34. :: refused
+    number :: 34 :: If it were 34. :: refused
+    number :: 34 :: Is it 34? :: refused
+    number :: 34 :: It is 34. Wait, that is wrong. :: refused
+    number :: 4 :: It is $4\sqrt{2}$. :: refused
+    number :: 3 :: It is $3x$. :: refused
+    number :: 12 :: It is minus 12. :: refused
+What an answer is the value of may stand before it, but an equation must be solved.
+    all    :: 113 :: \boxed{n=113} :: correct
+    all    :: 74 :: \boxed{\angle APC = 74^\circ} :: correct
+    all    :: 18 :: \boxed{9 + 9 = 18} :: correct
+    all    :: 12 :: \boxed{2x = 12} :: refused
+    all    :: 12 :: \boxed{-x = 12} :: refused
+    all    :: 12 :: \boxed{x=3, y=12} :: refused
+    all    :: 12 :: \boxed{\text{twice } n = 12} :: refused
+    number :: 12 :: Half of the answer is 12. :: refused
+    number :: 12 :: Half of 24 is 12. :: correct
+    number :: 12 :: She has 12 more than Ben. :: correct
+    number :: 12 :: The answer is twelve (12). :: correct
+    math   :: x=5 :: \boxed{y=5} :: refused
+    math   :: x+y=5 :: \boxed{5} :: refused
+Numbers are compared exactly, with repeating decimals and percentages; a percentage is its number with and without the
+sign. The grader `integer` takes digits alone.
+    number :: \frac{1}{3} :: \boxed{0.\overline{3}} :: correct
+    number :: \frac{1}{3} :: \boxed{0.333333} :: refused
+    math   :: \sqrt{2} :: \boxed{1.41421356} :: refused
+    number :: 50\% :: \boxed{0.5} :: correct
+    number :: 50\% :: \boxed{50} :: correct
+    number :: 50\% :: \boxed{0.5\%} :: refused
+    integer :: 50 :: \boxed{50\%} :: refused
+    integer :: 12 :: \boxed{\frac{24}{2}} :: refused
+    math   :: 12 :: \boxed{\frac{24}{2}} :: correct
+Points, intervals and sets are three things; a list may be a set.
+    math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
+    math   :: -3, 3 :: \boxed{(-3,3)} :: refused
+    math   :: [-3,3] :: \boxed{(-3,3)} :: refused
+    math   :: \{-3,3\} :: \boxed{x = 3 \text{ or } x = -3} :: correct
+    math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
+    math   :: x=1, y=2 :: \boxed{2, 1} :: refused
+Of choices one is named, and words are compared as words.
+    math   :: (A) :: \boxed{(A) and (B)} :: refused
+    math   :: (A) :: \boxed{\textbf{(A) } 12} :: correct
+    math   :: \text{Ann and Ben} :: \boxed{\text{Ben, Ann}} :: correct
+    math   :: \text{Ann and Ben} :: \boxed{\text{Ann or Ben}} :: refused
+A time has its half of the day if the gold answer has it.
+    math   :: 5:30\text{ a.m.} :: \boxed{5:30\text{ p.m.}} :: refused
+    math   :: 5:30\text{ p.m.} :: \boxed{5:30} :: refused
+    math   :: 5:30\text{ p.m.} :: \boxed{17:30} :: correct
+    math   :: 5:30 :: \boxed{5:30 PM} :: correct
+Formulas that are equal are equal as written: letters keep their case, and what reads in several ways is not read.
+    math   :: 6\pi :: \boxed{2 \cdot 3\pi} :: correct
+    math   :: R - r :: \boxed{0} :: refused
+    math   :: \frac{a}{2b} :: \boxed{a/2b} :: refused
+    math   :: x+1 :: \boxed{x + 1\text{ or so}} :: refused
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import Self, get_args
+
+from stepspec.errors import UsageError, unknown_name
+from stepspec.evaluation.grade.answer import Found, find_answer
+from stepspec.evaluation.grade.boxes import last_boxes
+from stepspec.evaluation.grade.caps import refusal
+from stepspec.evaluation.grade.compare import AnswerComparison, Question, ambiguity, compare
+from stepspec.evaluation.grade.integer import canonical_integer, grade_integer
+from stepspec.evaluation.grade.latex import cleaned
+from stepspec.evaluation.grade.number import Number, has_digit, number_of, read_number
+from stepspec.evaluation.grade.sentence import number_named
+from stepspec.evaluation.grade.structure import structure_of
+from stepspec.evaluation.grade.thinking import without_thinking
+from stepspec.evaluation.grade.words import (
+    MAX_ANSWER_CHARS,
+    DecidedBy,
+    Grade,
+    GraderKind,
+    GradingLimits,
+    Status,
+    shortened,
+)
+from stepspec.evaluation.grade.workers import GradingReply, WorkerPool
+
+
+class Grading:
+    r"""A grader for one kind of answer. It is a context manager and safe to use from several threads.
+
+    - `integer`: a whole number in the last closed `\boxed{}` (the benchmark gsm-mini);
+    - `number`: a number, compared exactly as a fraction;
+    - `math`: any answer to a MATH problem. It compares numbers, then normalized text, then the parts of tuples,
+      intervals, sets and matrices. Last, math-verify checks symbolic equality in processes that can be killed.
+
+    The answer is in the last box, after the last `####`, after an answer phrase, or the last number, in this order.
+    Units and currencies are not compared. `50\%` is equal to `50` and to `0.5` (see `grade.number`).
+
+    >>> with Grading("number") as grading:
+    ...     grading.grade("So she pays $18 a day. The answer is $18.", "18").status
+    'correct'
+
+    Args:
+        kind: the kind of the gold answers.
+        last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
+        num_workers: the number of processes that compare formulas concurrently. They start on first use.
+        limits: time, memory and size limits for one answer.
+    """
+
+    def __init__(
+        self, kind: GraderKind, *, last_number: bool = True, num_workers: int = 1, limits: GradingLimits | None = None
+    ) -> None:
+        if kind not in get_args(GraderKind):
+            raise UsageError(unknown_name("grader", kind, get_args(GraderKind)))
+        self._kind: GraderKind = kind
+        self._last_number = last_number
+        self._limits = limits or GradingLimits()
+        self._workers = WorkerPool(num_workers, self._limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the worker processes."""
+        self._workers.close()
+
+    def worker_ids(self) -> list[int]:
+        """Return the process ids of the started workers."""
+        return self._workers.worker_ids()
+
+    def check_gold(self, gold: str) -> str:
+        r"""Return the gold answer as the grader compares it.
+
+        For a full solution, this is the content of its last box or the text after `####`.
+
+        Raises:
+            UsageError: the text is not a gold answer of this kind.
+        """
+        return _checked_gold(gold, self._kind, self._limits.max_chars)
+
+    def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
+        """Grade a text. The model's text never causes an exception, and grading takes at most a few seconds.
+
+        Args:
+            text: the model's text, of any length.
+            gold: the gold answer.
+            cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
+
+        Raises:
+            UsageError: `gold` is not a gold answer of this kind.
+            StepSpecError: no worker can start, or grading was closed during the call.
+        """
+        gold = self.check_gold(gold)
+        if self._kind == "integer":
+            return _grade_integer(text, gold)
+        text = without_thinking(text, self._limits.max_text_chars)
+        wants_number = self._kind == "number" or read_number(gold) is not None
+        found = find_answer(text, last_number=self._last_number and wants_number, cut_short=cut_short)
+        if found is None:
+            return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
+        if found.boxes and found.boxes.changed:
+            return _grade("parse_error", found, None, _CHANGED_OUTSIDE)
+        found = _with_all_boxes(found, gold, self._limits.max_chars)
+        if len(found.text) > self._limits.max_chars:
+            why = f"The answer is {len(found.text):,} characters long; at most {self._limits.max_chars:,} are read."
+            return _grade("parse_error", found, None, why)
+        return self._grade_number(found, gold) if self._kind == "number" else self._grade_math(found, gold)
+
+    def _grade_number(self, found: Found, gold: str) -> Grade:
+        number, expected = _number_in(found), read_number(gold)
+        assert expected is not None
+        if number is None:
+            read = shortened(found.text)
+            if has_digit(found.text):
+                return _grade(
+                    "parse_error", found, None, f"The answer {read!r} has digits, but cannot be read as a number."
+                )
+            return _grade("incorrect", found, "number", f"The answer {read!r} is not a number.")
+        if expected.equals(number):
+            return _grade("correct", found, "number")
+        return _grade("incorrect", found, "number", _differs(str(number), str(expected)))
+
+    def _grade_math(self, found: Found, gold: str) -> Grade:
+        comparison = compare(gold, found.text)
+        if comparison.verdict != "same" and comparison.by == "text":
+            comparison = _worded(comparison, found, gold)
+        if comparison.question is None:
+            status: Status = "correct" if comparison.verdict == "same" else "incorrect"
+            return _grade(status, found, comparison.by, _differs(found.text, gold) if status == "incorrect" else None)
+        return self._grade_symbolically(found, gold, comparison.question)
+
+    def _grade_symbolically(self, found: Found, gold: str, question: Question) -> Grade:
+        for whose, formulas in (("answer", question.found), ("gold answer", question.gold)):
+            why = next(filter(None, (refusal(formula, self._limits) for formula in formulas)), None)
+            if why:
+                return _grade("parse_error", found, None, f"The {whose} was not compared as a formula: {why}")
+        why = ambiguity(question)
+        if why:
+            return _grade("parse_error", found, None, f"The answer was not compared as a formula: {why}")
+        return _grade_by_reply(self._workers.ask(question), found, gold, self._limits)
+
+
+_CHANGED_OUTSIDE = "What stands beside the last box denies it, or makes another answer of it."
+_NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
+
+
+def _grade(status: Status, found: Found, by: DecidedBy | None, why: str | None = None) -> Grade:
+    return Grade(status, found.text[:MAX_ANSWER_CHARS], found.by, by, why)
+
+
+def _differs(found: str, gold: str) -> str:
+    return f"The answer is {shortened(found, 80)}, the gold answer {shortened(gold, 80)}."
+
+
+def _grade_integer(text: str, gold: str) -> Grade:
+    status, answer = grade_integer(text, gold)
+    if status == "no_answer":
+        return Grade("no_answer", why="The text has no closed box with something in it.")
+    why = None if status == "correct" else _CHANGED_OUTSIDE if answer == gold else _differs(answer or "", gold)
+    return Grade(status, answer, "box", "number", why)
+
+
+def _grade_by_reply(reply: GradingReply, found: Found, gold: str, limits: GradingLimits) -> Grade:
+    """Convert a worker's reply to a grade."""
+    if reply.verdict == "same":
+        return _grade("correct", found, "symbolic")
+    if reply.verdict == "different":
+        return _grade("incorrect", found, "symbolic", _differs(found.text, gold))
+    if reply.verdict == "timeout":
+        return _grade("timeout", found, None, f"Comparing the answer took more than {limits.seconds:g} s.")
+    reasons = {
+        "gold unreadable": f"The gold answer {shortened(gold, 80)!r} cannot be read as a formula, and reads otherwise.",
+        "answer unreadable": "The answer cannot be read as a formula.",
+        "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
+        "died": "The process that compares formulas ended again and again.",
+    }
+    return _grade(
+        "parse_error", found, None, reasons.get(reply.verdict, f"The formulas could not be compared ({reply.verdict}).")
+    )
+
+
+def _number_in(found: Found) -> Number | None:
+    """Return the number that the answer is, or the number that its sentence names."""
+    number = read_number(found.text)
+    if number is not None:
+        return number
+    named = number_named(cleaned(found.text))
+    return read_number(named) if named else None
+
+
+def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
+    """Join the boxes that form one answer: as many as the gold answer has parts, else the joined boxes."""
+    boxes = found.boxes
+    if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
+        return found
+    wanted = len(_parts(gold))
+    all_boxes = boxes.contents[-wanted:] if wanted > 1 else boxes.joined
+    joined = ", ".join(all_boxes)
+    if len(all_boxes) > 1 and len(joined) > max_chars:
+        return Found(joined, found.by)
+    if wanted > 1:
+        last_is_all = len(_parts(found.text)) >= wanted
+    else:
+        last_is_all = all(compare(each, found.text).verdict == "same" for each in all_boxes[:-1])
+    return found if last_is_all else Found(joined, found.by)
+
+
+def _parts(answer: str) -> Sequence[str]:
+    structure = structure_of(cleaned(answer))
+    return structure.parts if structure.shape in ("list", "set") else (answer,)
+
+
+def _worded(comparison: AnswerComparison, found: Found, gold: str) -> AnswerComparison:
+    """Compare the number that the words of an answer name, if the gold answer is a number."""
+    expected = read_number(gold)
+    clean = cleaned(found.text)
+    named = number_named(clean) if expected and number_of(clean) is None else None
+    return compare(gold, named) if named else comparison
+
+
+@lru_cache(maxsize=4096)
+def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
+    _, mark, behind = gold.rpartition("####")
+    boxes = last_boxes(gold)
+    answer = (", ".join(boxes.contents) if boxes else behind if mark else gold).strip()
+    shown = repr(shortened(answer, 80))
+    if not answer:
+        raise UsageError("The gold answer is empty.")
+    if len(answer) > max_chars:
+        raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {max_chars:,} are read.")
+    if kind == "integer":
+        whole = canonical_integer(answer)
+        if whole is None:
+            raise UsageError(f"The gold answer {shown} is not a whole number.")
+        return whole
+    if kind == "number":
+        number = read_number(answer)
+        if number is None:
+            raise UsageError(f"The gold answer {shown} is not a number.")
+        return answer if number.mark == "base" else str(number)
+    if not cleaned(answer):
+        raise UsageError(f"The gold answer {shown} is empty without its LaTeX markup.")
+    return answer

@@ -1,0 +1,99 @@
+"""The conditions of a run, as stored in `run.json`: policies, models, settings, versions and hardware."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from stepspec.api.models import Pair
+from stepspec.engines.protocol import Engine
+from stepspec.evaluation.benchmark import Benchmark, wording_version
+from stepspec.evaluation.machine import commit, hardware, machine, versions
+from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
+from stepspec.evaluation.run.policies import LoadedPolicy
+from stepspec.evaluation.run.problems import ProblemSet
+from stepspec.loop.policy import Policy
+
+
+def current_conditions(_: Pair) -> Conditions:
+    """Return the conditions on this machine now. The pair is that of an `Executor.call`."""
+    return Conditions(
+        versions=versions(),
+        commit=commit(),
+        hardware=hardware(),
+        machine=machine(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings that the user chooses for a run. None means the benchmark's default."""
+
+    seed: int = 0
+    concurrency: int = 1
+    temperature: float | None = None
+    max_tokens: int | None = None
+    num_repeats: int | None = None
+
+
+def conditions(
+    name: str,
+    benchmark: Benchmark,
+    problems: ProblemSet,
+    policies: Mapping[str, LoadedPolicy],
+    settings: RunSettings,
+    pair: Pair,
+) -> RunRecord:
+    """Return the record of a run that is about to start on this machine."""
+    sampling = benchmark.sampling
+    temperature = settings.temperature if settings.temperature is not None else sampling.temperature
+    return RunRecord(
+        benchmark=name,
+        data_sha256=problems.sha256,
+        num_problems=len(problems.problems),
+        prompt_id=benchmark.prompt,
+        prompt_version=wording_version(benchmark),
+        policies={
+            name: _policy_record(policy.at(temperature), text, pair.target) for name, (policy, text) in policies.items()
+        },
+        engines=engine_records(pair),
+        pair=pair.hash,
+        temperature=temperature,
+        top_p=sampling.top_p,
+        max_tokens=settings.max_tokens if settings.max_tokens is not None else benchmark.max_tokens,
+        seed=settings.seed,
+        concurrency=settings.concurrency,
+        grader=benchmark.grader,
+        num_repeats=settings.num_repeats if settings.num_repeats is not None else benchmark.default_repeats,
+        **dict(current_conditions(pair)),
+    )
+
+
+def engine_record(engine: Engine | None) -> EngineRecord | None:
+    """Return the record of a model, as stored in results."""
+    if engine is None:
+        return None
+    behavior = {"speculation": engine.own_speculation, "forgets": "forget" in engine.abilities}
+    return EngineRecord.model_validate({**engine.describe(), **behavior})
+
+
+def engine_records(pair: Pair) -> dict[str, EngineRecord | None]:
+    """Return the records of all models of a pair by role: "target", "draft", and "judge" with the name of a judge."""
+    models = {"target": engine_record(pair.target), "draft": engine_record(pair.draft)}
+    return models | {
+        f"judge {name}": EngineRecord.model_validate(judge.describe()) for name, judge in pair.judges.items()
+    }
+
+
+def _policy_record(policy: Policy, text: str, target: Engine) -> PolicyRecord:
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return PolicyRecord(
+        text=text,
+        sha256=sha256,
+        token_level_exact=policy.token_level_exact,
+        step_level_exact=policy.step_level_exact,
+        kind=policy.kind(target.own_speculation),
+        drafter=policy.token.drafter,
+        judges=tuple(judge.name for judge in policy.judges),
+    )

@@ -172,7 +172,7 @@ def test_chat_models_share_judge_models(folders: dict[str, Path]) -> None:
     answer = first.invoke(QUESTION)
     assert "reward" in answer.content_blocks[0]["extras"]["scores"]
     second.invoke(QUESTION)
-    pairs = [session.pair for chat in (first, second) for session in chat._sessions.values()]
+    pairs = [session.pair for chat in (first, second) for session in chat.sessions.values()]
     assert pairs[0].judges["reward"] is pairs[1].judges["reward"]
     assert pairs[0].target is pairs[1].target
     other = first.model_copy(update={"judges": {"reward": "vllm:somewhere"}})

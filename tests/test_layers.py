@@ -201,8 +201,6 @@ FIELD_WORDS = {"sampling", "tracing", "thinking"}
 
 def test_files_are_named_with_nouns() -> None:
     for module, path in MODULES.items():
-        if part_of(module) == "cli":  # named as the commands
-            continue
         judges = module.startswith("stepspec.loop.judges.")  # named by their `kind`
         assert judges or not path.stem.endswith("ing") or path.stem in FIELD_WORDS, path
         assert not path.parent.name.endswith("ing"), path

@@ -46,7 +46,7 @@ from stepspec.evaluation.run import (
 from stepspec.evaluation.run.on_ray import (
     About,
     Cluster,
-    Models,
+    EvalModels,
     NoRoomError,
     OnRay,
     Worker,
@@ -105,7 +105,7 @@ def workers() -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "ray::Models" in " ".join(process.cmdline()):
+            if "ray::EvalModels" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
@@ -308,7 +308,7 @@ def test_a_worker_warms_up_once_for_every_policy_of_a_run(monkeypatch: pytest.Mo
     target, token = ([Job(problem, policy, 0)] for policy in ("target", "token"))
 
     async def run() -> None:
-        models = Models(partial(scripted_pair, Script()))
+        models = EvalModels(partial(scripted_pair, Script()))
         for _ in range(2):
             prepared = asyncio.get_running_loop().create_future()
             prepared.set_result((SimpleNamespace(runner=lambda pair, gradings: Runs()), [target, token]))

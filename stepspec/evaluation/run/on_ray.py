@@ -136,7 +136,7 @@ class Recorder:
     def say(self, words: str) -> None: ...
 
 
-class Models:
+class EvalModels:
     """The models, in an actor. They load with the first call, which may be a repeated one on another machine.
 
     Args:
@@ -185,7 +185,7 @@ class Models:
 
 @dataclass
 class Worker:
-    """An actor with `Models`, and where it was at its last answer."""
+    """An actor with `EvalModels`, and where it was at its last answer."""
 
     actor: Any
     about: About | None = None
@@ -212,7 +212,7 @@ class OnRay:
 
     async def __aenter__(self) -> "OnRay":
         cluster, limits = self._cluster, {"max_restarts": -1, "max_task_retries": MAX_RETRIES}
-        actor = cast(Any, ray).remote(concurrency_groups={"health": 1}, **limits)(Models)
+        actor = cast(Any, ray).remote(concurrency_groups={"health": 1}, **limits)(EvalModels)
         actor = actor.options(num_cpus=cluster.cpus, num_gpus=cluster.gpus, scheduling_strategy="SPREAD")
         started = [Worker(actor.remote(self._load)) for _ in range(cluster.workers or 1)]
         found = await asyncio.gather(*map(self._check_room, started), return_exceptions=True)

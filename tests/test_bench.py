@@ -212,7 +212,7 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
     assert (target.speedup, target.from_draft, target.steps_accepted) == (1.0, 0.0, None)
     assert target.questions == ours.questions
     assert ours.steps_accepted is not None
-    assert "up to 500  stepspec" in done.stdout
+    assert "up to 500  two-level" in done.stdout
     assert "gsm-mini, 1 conversation of 100 tokens, temperature 0; target embedded target" in measured_block(
         "conversation", file
     )

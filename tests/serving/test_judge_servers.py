@@ -99,7 +99,7 @@ async def test_rewards_of_a_server_are_those_of_the_torch_engine(server: Server,
 
     address = server(script)
     served = RemoteJudge.load(address)
-    assert served.abilities == {"reward"}
+    assert served.abilities == {"reward", "forget"}
     for count in (1, 2, 3, 1):
         expected = await own.reward(QUESTION, STEPS[:count])
         assert await served.reward(QUESTION, STEPS[:count]) == pytest.approx(expected, abs=1e-4)

@@ -242,7 +242,7 @@ def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_pat
             raise EngineError("It broke.")
         return answer_right(policy, question)
 
-    with pytest.raises(EngineError, match="failed under stepspec"):
+    with pytest.raises(EngineError, match="failed under two-level"):
         play(tmp_path, Script(fail), make_problems(20))
 
 

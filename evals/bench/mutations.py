@@ -139,7 +139,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "wilson": ("z * z / (4 * n * n)", "z * z / (4 * n)"),
     },
     "stats/test_paired.py": {
-        "mcnemar": ("only_second, 0.5)", 'only_second, 0.5, alternative="greater")'),
+        "mcnemar": ("only_second).pvalue", 'only_second, alternative="greater").pvalue'),
     },
     "stats/test_betting.py": {
         "bet": ("[[0.0], np.cumsum((losses - means) ** 2)[:-1]]", "[[], np.cumsum((losses - means) ** 2)]"),

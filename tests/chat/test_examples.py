@@ -15,7 +15,7 @@ from stepspec.loop.step import Origin
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
 PRINTED: Mapping[str, str] = {
     "agent_with_tools": r"call: count\(.*\)\nresult: \d+\nanswer: [^$]*\ntokens: \{.*\}",
-    "compare_policies": r"policy .*\ntarget .* 3/3\ntoken .* 3/3\nspecreason .* \d/3\nstepspec .* \d/3\n",
+    "compare_policies": r"policy .*\ntarget .* 3/3\ntoken .* 3/3\nspecreason .* \d/3\ntwo-level .* \d/3\n",
     "custom_judge": r"^(step \d: \w+, known-numbers \d\.\d\d.*\n)*step \d: accepted, known-numbers 1\.00, like",
     "judge_scores": r"likelihood\.min: \d+ steps.*\nrating\.short: \d+ steps.*\n(\d of \d steps accepted: .*\n){3}",
 }

@@ -200,7 +200,10 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert "'target' does not speculate on steps." in refused.stderr
 
 
-def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: Path) -> None:
+def test_long_conversations_are_compared_by_the_length_of_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # a narrow table becomes a list
     file = tmp_path / "conversation.json"
     policies = ("--policy", "target", "--policy", "two-level")
     done = bench("conversation", *policies, "--conversations", "1", "--context", "100", "--json", file)

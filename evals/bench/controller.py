@@ -148,26 +148,36 @@ async def controller_cost(
     return cost.model_copy(update={"transport_ms": milliseconds, "transport_bytes": num_bytes})
 
 
-async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list[Result]:
-    """Run concurrent requests and return their results."""
-    draft = InstantEngine(tokenizer)
-    target = InstantEngine(tokenizer, num_steps=draft.num_steps)
-    policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
-    panel = policy.panel(tokenizer)
-    prompt = _prompt(target, context)
+def instant_requests(
+    target: InstantEngine, draft: InstantEngine, policy: str, prompt: list[int]
+) -> Callable[[], Request]:
+    """Return a function that makes equal requests to two engines."""
+    fitted, _ = fit_policy(load_policy(policy)[0], Pair(target, draft))
+    panel = fitted.panel(target.tokenizer)
 
-    async def request() -> Result:
-        asked = Request(
-            policy=policy,
+    def make() -> Request:
+        return Request(
+            policy=fitted,
             target=target,
             draft=draft,
             panel=panel,
-            tags=tokenizer.thinking,
+            tags=target.tokenizer.thinking,
             sampling=Sampling(),
             ledger=Ledger(1 << 30),
             prompt=prompt,
         )
-        async for event in run(asked):
+
+    return make
+
+
+async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list[Result]:
+    """Run concurrent requests and return their results."""
+    draft = InstantEngine(tokenizer)
+    target = InstantEngine(tokenizer, num_steps=draft.num_steps)
+    make = instant_requests(target, draft, POLICY, _prompt(target, context))
+
+    async def request() -> Result:
+        async for event in run(make()):
             if isinstance(event, Done):
                 return event.result
         raise AssertionError("a request ends with Done or an error")

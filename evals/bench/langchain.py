@@ -9,21 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from evals.bench.controller import InstantEngine, embedded_tokenizer
+from evals.bench.controller import InstantEngine, embedded_tokenizer, instant_requests
 from evals.bench.problems import questions
 from evals.bench.speed import ChatCost, ChatCosts, ManyChats, chat_lines
 from stepspec.api.models import Pair, load_pair
-from stepspec.api.policy_support import fit_policy
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.output import JsonOption, finish
-from stepspec.engines.protocol import Sampling, Tokenizer
+from stepspec.engines.protocol import Tokenizer
 from stepspec.evaluation.machine import conditions
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.loop.controller import run
-from stepspec.loop.ledger import Ledger
-from stepspec.loop.policy import load_policy
-from stepspec.loop.request import Request
 
 POLICY = "two-level"
 QUESTION = "How many apples are there?"
@@ -36,22 +32,10 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     chat = ChatStepSpec(pair=Pair(target, draft), policy=POLICY, temperature=0.0, seed=0)
-    policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
-    panel = policy.panel(tokenizer)
-    ids = encode_request(tokenizer, QUESTION)
+    make = instant_requests(target, draft, POLICY, encode_request(tokenizer, QUESTION))
 
     async def bare() -> int:
-        request = Request(
-            policy=policy,
-            target=target,
-            draft=draft,
-            panel=panel,
-            tags=tokenizer.thinking,
-            sampling=Sampling(),
-            ledger=Ledger(1 << 30),
-            prompt=ids,
-        )
-        return len([event async for event in run(request)])
+        return len([event async for event in run(make())])
 
     async def invoked() -> int:
         await chat.ainvoke(QUESTION)

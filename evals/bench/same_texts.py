@@ -107,18 +107,6 @@ async def compare(
     return found
 
 
-def same_texts_block(folder: Path) -> str:
-    """Return a Markdown table of the comparisons in a folder, the files that `compare --json` wrote."""
-    head = "| texts | policy | texts that differ | not at a near tie | s, median | s, median, torch engine | ratio |"
-    rows = [
-        f"| {file.stem} | {policy} | {each.differ} of {each.texts} | {each.untied} | {each.other_seconds:.3f} "
-        f"| {each.seconds:.3f} | {each.ratio:.2f} |"
-        for file in sorted(folder.glob("*.json"))
-        for policy, each in ((name, Compared(**value)) for name, value in json.loads(file.read_text("utf-8")).items())
-    ]
-    return "\n".join([head, "| :-- | :-- | --: | --: | --: | --: | --: |", *rows])
-
-
 async def _tied(models: Sequence[Engine], question: str, one: Texts, other: Texts, threshold: float | None) -> bool:
     """Return whether two texts part at a near tie of tokens, or of a judge's score with its threshold."""
     for (text, scores), (other_text, other_scores) in zip(one["steps"], other["steps"], strict=False):

@@ -1,7 +1,6 @@
 """The commands `stepspec` and `python -m evals.bench` in this process, which has loaded the libraries already."""
 
 import io
-import logging
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -22,13 +21,8 @@ def run(commands: typer.Typer, *arguments: str | Path) -> subprocess.CompletedPr
     """Run a command and return its exit code and output, as of a process."""
     words, out, err = ["stepspec", *map(str, arguments)], io.StringIO(), io.StringIO()
     argv, ends = mock.patch.object(sys, "argv", words), pytest.raises(SystemExit)
-    logger = logging.getLogger("stepspec")
-    level = logger.level
-    try:
-        with argv, redirect_stdout(out), redirect_stderr(err), ends as end:
-            run_program(commands, "stepspec")
-    finally:
-        logger.setLevel(level)  # `stepspec run` changes it for its process
+    with argv, redirect_stdout(out), redirect_stderr(err), ends as end:
+        run_program(commands, "stepspec")
     assert not isinstance(end.value.code, str)
     return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
 

@@ -1,6 +1,8 @@
 """Distribute the tests to pytest-xdist workers, limit the threads of each worker, and choose Hypothesis's examples."""
 
+import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +38,15 @@ LONG = ("serving/", "test_ray.py", "test_eval_on_ray.py", "test_bench", "test_en
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long files first; each group stays in its order."""
     items.sort(key=lambda item: not any(part in item.nodeid.partition("::")[0] for part in LONG))
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Restore the level of stepspec's log, which `stepspec run --quiet` sets for its process."""
+    logger = logging.getLogger("stepspec")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

@@ -160,7 +160,7 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
-            self._pace = StepPace(None if record else self.policy.score.max_overhead)
+            self._pace = StepPace(None if record else self.policy.max_overhead)
             self._panels = {
                 bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
                 for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)

@@ -205,7 +205,7 @@ class _EvalPlan:
             if (certificate := policy.at(temperature).certificate) is not None
             for _, note in certificate.notes(
                 models,
-                policy.score.max_overhead,
+                policy.max_overhead,
                 benchmark=self.name,
                 data_sha256=self.problems.sha256,
                 temperature=temperature,

@@ -13,6 +13,7 @@ from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Draftin
 from stepspec.errors import UsageError
 from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
+from stepspec.loop.families.score import ScoreTable
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.judge import AnyJudge, Judge, Panel, ThresholdJudge
 
@@ -244,6 +245,11 @@ class Policy(FamilyTables):
     def settings(self) -> FamilyTable:
         """Settings of the family."""
         return getattr(self, self.family) if self.family in FamilyTables.model_fields else FAMILIES[self.family].table()
+
+    @property
+    def max_overhead(self) -> float | None:
+        """See `ScoreTable.max_overhead`; None for the other families."""
+        return self.settings.max_overhead if isinstance(self.settings, ScoreTable) else None
 
     @property
     def token_level_exact(self) -> bool:

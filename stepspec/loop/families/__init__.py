@@ -1,7 +1,9 @@
 """The list of families: who writes the steps of a request, and how it is decided. A policy selects one by its name."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import create_model
 
 from stepspec.base.file_model import FileModel
 from stepspec.loop.families.alone import AloneTable, alone
@@ -11,21 +13,6 @@ from stepspec.loop.families.route import RouteTable, route
 from stepspec.loop.families.score import ScoreTable, score
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.request import Request
-
-Family = Literal["target", "draft", "score", "compare", "route", "alternate"]
-
-
-class FamilyTables(FileModel):
-    """The tables of the families that have settings, by the family's name."""
-
-    score: ScoreTable = ScoreTable()
-    """What family `score` proposes."""
-    compare: CompareTable = CompareTable()
-    """How far family `compare` looks ahead."""
-    route: RouteTable = RouteTable()
-    """How family `route` decides."""
-    alternate: AlternateTable = AlternateTable()
-    """How family `alternate` divides the steps."""
 
 
 class FamilyCode(NamedTuple):
@@ -43,3 +30,15 @@ FAMILIES: Mapping[str, FamilyCode] = {
     "route": FamilyCode(route, RouteTable),
     "alternate": FamilyCode(alternate, AlternateTable),
 }
+
+if TYPE_CHECKING:
+    Family = str
+    FamilyTables = FileModel
+else:
+    Family = Literal[tuple(FAMILIES)]
+    FamilyTables = create_model(
+        "FamilyTables",
+        __base__=FileModel,
+        __doc__="The tables of the families that have settings, by the family's name.",
+        **{name: (code.table, code.table()) for name, code in FAMILIES.items() if code.table.model_fields},
+    )

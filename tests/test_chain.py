@@ -611,7 +611,7 @@ async def test_a_result_says_why_no_step_was_proposed(
     policy = chains(1, **table)
     stage = Stage(policy, draft or [], [ONE, END], [ANSWER if why is None else END + ANSWER] * 2, draft_context=context)
     stage.request.draft = None if draft is None else stage.draft
-    stage.request.pace = StepPace(policy.score.max_overhead)
+    stage.request.pace = StepPace(policy.max_overhead)
     if why == "max_overhead":
         stage.request.pace.ended(0, 5.0)
     result = (await stage.play()).result

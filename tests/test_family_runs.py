@@ -162,7 +162,7 @@ async def run(seed: int) -> str:
     step = {"max_step_tokens": rng.choice((4, 8, 64)), "draft_deadline_s": 0.03, "judge_deadline_s": 0.03}
     policy = Policy.model_validate({"version": 1, "summary": "a test", "step": step} | tables)
     stage = Stage(policy, max_tokens=rng.choice((1, 7, 30, 200)), temperature=rng.choice((0.0, 1.0)))
-    stage.request.pace = StepPace(policy.score.max_overhead)
+    stage.request.pace = StepPace(policy.max_overhead)
     fault = rng.choice((0.0, 0.0, 0.05, 0.2))
     for engine in (stage.target, stage.draft):
         engine.__class__ = Erratic

@@ -89,7 +89,8 @@ class Exactnesses(Conditions):
 
 def on_every_step(policy: Policy) -> Policy:
     """Return an exact policy that speculates on every step, whether that pays or not."""
-    return policy.model_copy(update={policy.family: policy.settings.model_copy(update={"max_overhead": None, "depth": 4})})
+    settings = policy.settings.model_copy(update={"max_overhead": None, "depth": 4})
+    return policy.model_copy(update={policy.family: settings})
 
 
 async def exactness(

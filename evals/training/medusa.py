@@ -19,7 +19,7 @@ from evals.training.forward import forward_hidden
 from evals.training.recipes import Stage
 from evals.training.sequences import NOT_LEARNED, SequenceMaker
 from evals.training.tokenizer import load_tokenizer
-from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads
+from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads
 
 NUM_HEADS = 4
 LEARNING_RATE = 2e-3

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.thinking import ThinkingTags
@@ -232,11 +232,21 @@ class Stop:
             raise UsageError("A delimiter must not be empty, because every token would complete it.")
 
 
-DrafterName = Literal["none", "engine", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
-"""The drafter: none, the built-in speculation that the engine was started with, or a drafter of stepspec."""
+CALL_DRAFTERS: Mapping[str, str] = {
+    "draft-model": "draft_model.DraftModel",
+    "prompt-lookup": "lookup.PromptLookup",
+    "suffix": "suffix.Suffix",
+    "early-exit": "draft_model.EarlyExit",
+    "medusa": "medusa.Medusa",
+}
+"""Drafters that a call can select, if the engine supports them: the class in `torch_engine.drafters`."""
 
-CALL_DRAFTERS: tuple[DrafterName, ...] = tuple(name for name in get_args(DrafterName) if name not in ("none", "engine"))
-"""Drafters that a call can select, if the engine supports them."""
+if TYPE_CHECKING:
+    DrafterName = DrafterChoice = str
+else:
+    DrafterName = Literal["none", "engine", *CALL_DRAFTERS]
+    """The drafter: none, the built-in speculation that the engine was started with, or a drafter of stepspec."""
+    DrafterChoice = Literal[DrafterName, "auto"]
 
 MAX_DRAFTED = 64
 """Maximum number of tokens drafted per round."""

@@ -9,7 +9,7 @@ from stepspec.base.file_model import FileModel, Version, load_toml, number_or_au
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
-from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
+from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterChoice, Drafting, Tokenizer
 from stepspec.errors import UsageError
 from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
@@ -41,7 +41,7 @@ class StepTable(FileModel):
 class TokenTable(FileModel):
     """Token-level speculation inside the target's own writing. Exact unless `tolerance` is above 0."""
 
-    drafter: Literal[DrafterName, "auto"] = "none"
+    drafter: DrafterChoice = "none"
     """The drafter. `auto` selects the draft model if the target's engine can draft with it, else the engine's built-in
     speculation, else prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
@@ -250,6 +250,12 @@ class Policy(FamilyTables):
     def max_overhead(self) -> float | None:
         """See `ScoreTable.max_overhead`; None for the other families."""
         return self.settings.max_overhead if isinstance(self.settings, ScoreTable) else None
+
+    def without_overhead_limit(self) -> "Policy":
+        """Return the policy with speculation on every step, whether that pays or not."""
+        if self.max_overhead is None:
+            return self
+        return self.model_copy(update={self.family: self.settings.model_copy(update={"max_overhead": None})})
 
     @property
     def token_level_exact(self) -> bool:

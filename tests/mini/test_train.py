@@ -28,7 +28,7 @@ from evals.training.train import (
     losses_of,
     totals_of,
 )
-from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
+from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads, load_heads
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.mini import WEIGHTS
 

@@ -33,7 +33,7 @@ from stepspec.engines.protocol import (
     Verify,
     collect,
 )
-from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
+from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,8 @@ from stepspec.engines.protocol import Sampling
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel, EarlyExit
 from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
-from stepspec.engines.torch_engine.drafters.medusa import Medusa, MedusaHeads
+from stepspec.engines.torch_engine.drafters.medusa import Medusa
+from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import acceptance, residual

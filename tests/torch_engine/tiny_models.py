@@ -44,7 +44,7 @@ from stepspec.engines.protocol import (
     TokenChunk,
     collect,
 )
-from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
+from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 

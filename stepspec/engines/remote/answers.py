@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
@@ -153,6 +153,31 @@ class ServerCompletion(BaseModel):
         return self.choices[0]
 
 
+class ServerKind(NamedTuple):
+    """What is known of a server by its name. Everything else is found by test requests.
+
+    Attributes:
+        title: the server's name in reports.
+        version_path: path of its version.
+        takes_salt: whether calls with a new `cache_salt` do not match earlier prefixes.
+        may_take_salt: whether to send salts, which some versions ignore.
+    """
+
+    title: str = "a server"
+    version_path: str = "version"
+    takes_salt: bool = False
+    may_take_salt: bool = False
+
+
+SERVERS: Mapping[str | None, ServerKind] = {
+    "vllm": ServerKind("vLLM", takes_salt=True, may_take_salt=True),
+    "sglang": ServerKind("SGLang", may_take_salt=True),  # later versions keep calls apart by them
+    "llamacpp": ServerKind("llama.cpp", version_path="props"),
+    "tensorrt_llm": ServerKind("TensorRT-LLM"),
+}
+"""Servers by what they write as the owner of their models."""
+
+
 class ServerModel(BaseModel):
     """A server's description of a model."""
 
@@ -173,14 +198,9 @@ class ServerModel(BaseModel):
         return self.max_model_len or (self.meta.n_ctx if self.meta else None)
 
     @property
-    def takes_salt(self) -> bool:
-        """Whether calls with a new `cache_salt` do not match earlier prefixes."""
-        return self.owned_by == "vllm"
-
-    @property
-    def may_take_salt(self) -> bool:
-        """Whether to send salts. SGLang keeps calls apart by them in later versions, and ignores them in others."""
-        return self.owned_by in ("vllm", "sglang")
+    def server(self) -> ServerKind:
+        """What is known of its server."""
+        return SERVERS.get(self.owned_by, ServerKind())
 
 
 class ServerModels(BaseModel):

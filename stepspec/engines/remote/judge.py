@@ -98,8 +98,8 @@ class _JudgeDetector(Trials):
             folder=card.root or card.id,
             kind=await self.kind(card),
             ability=ability,
-            takes_salt=card.takes_salt,
-            may_take_salt=card.may_take_salt,
+            takes_salt=card.server.takes_salt,
+            may_take_salt=card.server.may_take_salt,
         )
 
     async def _rewards(self, fields: dict[str, Any]) -> bool:

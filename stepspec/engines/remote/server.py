@@ -57,7 +57,7 @@ class RemoteServer:
     """The server's built-in speculation; "none" if there is none, None if unknown."""
     takes_salt: bool
     may_take_salt: bool
-    """See `ModelCard`, like the field before."""
+    """See `ServerKind`, like the field before."""
 
     @classmethod
     def found(cls, address: Address) -> "RemoteServer":
@@ -109,8 +109,8 @@ class _ServerDetector(Trials):
             scores=await self._score_route(card.id) if trial.prompt is TRIAL_IDS else None,
             schema_field=await self._schema_field(card.id, trial),
             speculation=await self._speculation(),
-            takes_salt=card.takes_salt,
-            may_take_salt=card.may_take_salt,
+            takes_salt=card.server.takes_salt,
+            may_take_salt=card.server.may_take_salt,
         )
 
     async def _trial(self, model: str) -> tuple[_FeatureTrial, ServerChoice]:

@@ -20,9 +20,6 @@ from stepspec.errors import EngineError, ModelError, StepSpecError, unknown_name
 FIRST_CALLS_S = 120.0
 """Minimum timeout of the test requests, in seconds. A server may compile code at its first requests."""
 
-NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "tensorrt_llm": "TensorRT-LLM"}
-"""Names of servers, by what they write as the owner of their models."""
-
 TRIAL_IDS = [5, 6, 7]
 TRIAL_TEXT = "1 2 3"
 MAX_NAMED = 20
@@ -73,14 +70,12 @@ class Trials:
 
     async def kind(self, card: ServerModel) -> str:
         """Return the server's name, and its version if it reports it."""
-        name = NAMES.get(str(card.owned_by), "a server")
-        path = "props" if name == "llama.cpp" else "version"
         try:
-            reply = await self.get(f"{self.address.root}/{path}")
+            reply = await self.get(f"{self.address.root}/{card.server.version_path}")
             version = _ServerVersion.model_validate_json(reply.body).version if reply.response.is_success else ""
         except (ValidationError, EngineError):
             version = ""
-        return f"{name} {version}".strip()
+        return f"{card.server.title} {version}".strip()
 
     async def try_post(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
         """Return the response to a call; None if the server rejects it or responds in another format."""

@@ -41,8 +41,8 @@ from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
-from stepspec.engines.torch_engine.drafters import Drafters
-from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_heads
+from stepspec.engines.torch_engine.drafters import Drafters, Parts
+from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
@@ -226,7 +226,7 @@ class TorchEngine:
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
-        self._drafters = Drafters(self.model, self._drafter, self._heads, self._num_slots, tokenizers)
+        self._drafters = Drafters(Parts(self.model, self._drafter, self._heads, self._num_slots, tokenizers))
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""

@@ -115,7 +115,7 @@ async def load_task(
     check_policy(given)
     await executor.call(partial(_check_fits, given))
     # The losses are those of speculation on every step, however fast it is.
-    given = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": None})})
+    given = given.without_overhead_limit()
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     num_repeated = len(found.problems) - len(order)
     return Task(stored, policy, policy_text, name, benchmark, order, identity, num_repeated)

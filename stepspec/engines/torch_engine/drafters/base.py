@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from stepspec.engines.protocol import Tokenizer
+from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
@@ -38,11 +41,32 @@ class Draft(NamedTuple):
         return self._replace(tokens=pad(self.tokens, (0, more)), distributions=distributions)
 
 
+class Parts(NamedTuple):
+    """What drafters of one target are made of."""
+
+    target: CausalModel
+    draft: CausalModel | None
+    heads: MedusaHeads | None
+    max_slots: int
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None
+    """Those of the draft and of the target, if their vocabularies differ."""
+
+
 class Drafter(ABC):
     """Proposes tokens that may follow the rows of a round. It may propose none."""
 
     by_token: ClassVar[bool] = False
     """Whether each token takes a pass, so that two tokens cost twice as much as one."""
+
+    @classmethod
+    def missing(cls, parts: Parts) -> str | None:
+        """Return an error message if parts that the drafter needs are missing."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def made(cls, parts: Parts) -> "Drafter":
+        """Return the drafter of a target, of which nothing is missing."""
 
     @abstractmethod
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:

@@ -7,12 +7,16 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.body import PartialHead
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts
+from stepspec.engines.torch_engine.drafters.retokenized import Retokenized
 from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
+
+EARLY_SHARE = 4
+"""Early exit drafts with the first 1 / EARLY_SHARE of the target's layers, at least one."""
 
 
 class DraftModel(Drafter):
@@ -26,6 +30,20 @@ class DraftModel(Drafter):
         self._table = SlotTable(model, max_slots)
         self._slots: dict[BatchRow, Slot] = {}
         self._loop = captured(draft_loop, model.device, model.uses_graphs)
+
+    @classmethod
+    def missing(cls, parts: Parts) -> str | None:
+        """See `Drafter.missing`."""
+        return "The draft-model drafter needs a draft model. Pass one with --draft." if parts.draft is None else None
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`. A draft with another vocabulary drafts text."""
+        target, draft = parts.target, parts.draft
+        assert draft is not None
+        if parts.tokenizers is not None:
+            return Retokenized.made(parts)
+        return cls(draft, target.vocab_size, parts.max_slots + target.uses_graphs)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves the last two ids, which `draft_loop` reads."""
@@ -93,6 +111,18 @@ class EarlyExit(Drafter):
     def __init__(self, target: CausalModel, num_layers: int) -> None:
         self._model = target.first_layers(num_layers)
         self._loop = captured(draft_loop, target.device, target.uses_graphs)
+
+    @classmethod
+    def missing(cls, parts: Parts) -> str | None:
+        """See `Drafter.missing`."""
+        if parts.target.num_layers > 1:
+            return None
+        return f"{parts.target.name} has one layer; the early-exit drafter needs at least two."
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`."""
+        return cls(parts.target, max(1, parts.target.num_layers // EARLY_SHARE))
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts, certain
 from stepspec.engines.torch_engine.drafters.texts import Library
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
@@ -44,6 +44,11 @@ class PromptLookup(Drafter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._texts = Library(Index, MAX_LENGTH)
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`."""
+        return cls(parts.target.device)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""

@@ -5,65 +5,16 @@ exact, unless `Drafting.tolerance` enables the paper's typical acceptance.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts
+from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads
 from stepspec.engines.torch_engine.graphs import captured
-from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
-from stepspec.errors import ModelError, reason_of
-
-FILE = "medusa/heads.safetensors"
-"""Path in the model's folder. It is a subfolder because some loaders read every weights file next to the model's."""
-
-
-class MedusaHeads(torch.nn.Module):
-    """K heads with one residual block and one linear layer each, as in Medusa-1."""
-
-    def __init__(self, num_heads: int, width: int, vocab_size: int) -> None:
-        super().__init__()
-        self.blocks = torch.nn.Parameter(torch.zeros(num_heads, width, width))
-        self.heads = torch.nn.Parameter(torch.zeros(num_heads, vocab_size, width))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits [.., K, V] from hidden states [.., W]."""
-        inner = torch.einsum("...w,kvw->...kv", hidden, self.blocks)
-        return torch.einsum("...kw,kvw->...kv", hidden[..., None, :] + torch.nn.functional.silu(inner), self.heads)
-
-
-def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
-    """Load the Medusa heads from a model's folder; None if there are none.
-
-    Raises:
-        ModelError: the file cannot be read, its shapes do not match the model, or its values are not finite.
-    """
-    file = folder / FILE
-    if not file.exists():
-        return None
-    try:
-        weights = load_file(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"The Medusa heads in {file} cannot be read: {reason_of(error)}.") from error
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    width = model.network.config.get_text_config().hidden_size
-    count = shapes.get("heads", (0,))[0] if shapes.get("heads") else 0
-    if count < 1 or shapes != {"heads": (count, model.vocab_size, width), "blocks": (count, width, width)}:
-        raise ModelError(
-            f"The Medusa heads in {file} have shapes {shapes}. The model needs 'heads' of shape "
-            f"(K, {model.vocab_size}, {width}) and 'blocks' of shape (K, {width}, {width}), with K at least 1."
-        )
-    if not all(weight.is_floating_point() and weight.isfinite().all() for weight in weights.values()):
-        raise ModelError(f"The Medusa heads in {file} must be finite floating-point numbers.")
-    heads = MedusaHeads(count, width, model.vocab_size)
-    heads.load_state_dict(weights)
-    return heads.to(model.device, model.network.dtype)
 
 
 class Medusa(Drafter):
@@ -73,6 +24,21 @@ class Medusa(Drafter):
         self._heads = heads
         self._hidden: dict[BatchRow, Tensor] = {}
         self._guess = captured(guess, heads.blocks.device)
+
+    @classmethod
+    def missing(cls, parts: Parts) -> str | None:
+        """See `Drafter.missing`."""
+        return (
+            f"{parts.target.name} has no Medusa heads: {FILE} is missing from its folder."
+            if parts.heads is None
+            else None
+        )
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`."""
+        assert parts.heads is not None
+        return cls(parts.heads)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`. A row gets no draft until `observe` has received a hidden state for it."""

@@ -12,7 +12,7 @@ import torch
 
 from stepspec.engines.protocol import TokenBuffer, Tokenizer
 from stepspec.engines.text import CONTEXT_IDS, TextReader
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts, certain
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
@@ -56,6 +56,13 @@ class Retokenized(Drafter):
         self._table = SlotTable(model, max_slots)
         self._rows: dict[BatchRow, _DraftRow] = {}
         self._buffers: weakref.WeakKeyDictionary[TokenBuffer, _Committed] = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`."""
+        assert parts.draft is not None
+        assert parts.tokenizers is not None
+        return cls(parts.draft, *parts.tokenizers, parts.max_slots + parts.target.uses_graphs)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves each row's last id, which `propose` reads."""

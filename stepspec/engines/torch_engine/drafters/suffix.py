@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from stepspec.engines.protocol import owner_of
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts, certain
 from stepspec.engines.torch_engine.drafters.texts import Library
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
@@ -72,6 +72,11 @@ class Suffix(Drafter):
         self._device = device
         self._texts = Library(Occurrences, DEPTH)
         self._past: OrderedDict[tuple[str | None, str], list[Occurrences]] = OrderedDict()  # by group and archive
+
+    @classmethod
+    def made(cls, parts: Parts) -> Drafter:
+        """See `Drafter.made`."""
+        return cls(parts.target.device)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, variants_with_calls
 from stepspec.engines.marked import Marks
-from stepspec.engines.protocol import HIGHEST_ID, Tokenizer, check_range
+from stepspec.engines.protocol import MAX_TOKEN_ID, Tokenizer, check_range
 from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 
@@ -265,7 +265,7 @@ class RawPrompt:
             ids = list(self.content)
             if room is not None:
                 room.check(len(ids))
-            check_range(ids, tokenizer.num_ids or HIGHEST_ID + 1, room.model if room is not None else "the model")
+            check_range(ids, tokenizer.num_ids or MAX_TOKEN_ID + 1, room.model if room is not None else "the model")
             return ids, tokenizer.decode(ids)
         try:
             size = len(self.content.encode())

@@ -16,7 +16,7 @@ from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
-HIGHEST_ID = (1 << 31) - 1
+MAX_TOKEN_ID = (1 << 31) - 1
 MAX_NUMBER = (1 << 63) - 1
 GRAMMAR_OPTIONS = "x-guidance"
 """Key at the top of a JSON schema with options of the grammar that the torch engine makes of it."""
@@ -68,7 +68,7 @@ class TokenBuffer:
             new = array("i", ids)
         except (TypeError, OverflowError):
             given: Sequence[Any] = ids
-            wrong = next(id for id in given if not isinstance(id, int) or abs(id) > HIGHEST_ID)
+            wrong = next(id for id in given if not isinstance(id, int) or abs(id) > MAX_TOKEN_ID)
             raise _invalid_id(wrong) from None
         if new:
             if (lowest := min(new)) < 0:
@@ -640,7 +640,7 @@ def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
 
 
 def _invalid_id(found: object) -> UsageError:
-    return UsageError(f"Token ids must be whole numbers from 0 to {HIGHEST_ID}, got {found!r}.")
+    return UsageError(f"Token ids must be whole numbers from 0 to {MAX_TOKEN_ID}, got {found!r}.")
 
 
 def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from pydantic import (
 from stepspec.base.file_problems import BOUNDS, KINDS
 from stepspec.base.keywords import check_known
 from stepspec.chat.tools import Tool
-from stepspec.engines.protocol import HIGHEST_ID, MAX_NUMBER, Engine, Sampling, check_numbers
+from stepspec.engines.protocol import MAX_NUMBER, MAX_TOKEN_ID, Engine, Sampling, check_numbers
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import UsageError
 
@@ -210,7 +210,7 @@ class RequestOptions(BaseModel):
         if "" in self.stop:
             raise UsageError("A stop string is empty, which would end every answer before it begins. Remove it.")
         for id in self.stop_token_ids:
-            if not 0 <= id <= HIGHEST_ID:
+            if not 0 <= id <= MAX_TOKEN_ID:
                 raise UsageError(f"stop_token_ids must be token ids, which are 0 or more, got {id}.")
         for name in ("stop", "stop_token_ids"):
             if self.json_schema is not None and getattr(self, name):

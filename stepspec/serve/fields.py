@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, Valida
 
 from stepspec.api.session import Question
 from stepspec.base.strict_json import read_json
-from stepspec.engines.protocol import HIGHEST_ID, SAMPLING_NUMBERS
+from stepspec.engines.protocol import MAX_TOKEN_ID, SAMPLING_NUMBERS
 from stepspec.errors import ContextError, ModelError, UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.serve.errors import RefusedError, TooLongError, truncated
@@ -401,7 +401,7 @@ def first_refusal(error: ValidationError) -> RefusedError:
 
 def _token_id(text: str) -> int:
     """Return the token id in a key of `logit_bias`."""
-    if not text.isascii() or not text.isdigit() or len(text) > len(str(HIGHEST_ID)):
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_TOKEN_ID)):
         raise RefusedError("logit_bias", f"logit_bias must have token ids as keys, got {truncated(repr(text), 64)}.")
     return int(text)
 

@@ -261,9 +261,10 @@ def _type_in_words(about: Mapping[str, Any]) -> str:
 
 
 def field_docs(model: type[FileModel]) -> dict[str, str]:
-    """Return the docstring of each field of a class and its bases, joined to one line."""
-    found: dict[str, str] = {}
-    for each in reversed([base for base in model.__mro__ if issubclass(base, FileModel)]):
+    """Return the docstring of each field of a class and its bases, joined to one line. Tables of families have their
+    class's."""
+    found = {name: field.description for name, field in model.model_fields.items() if field.description is not None}
+    for each in reversed([base for base in model.__mro__ if issubclass(base, FileModel) and base is not FamilyTables]):
         (definition,) = ast.parse(inspect.getsource(each)).body
         assert isinstance(definition, ast.ClassDef)
         for statement, after in pairwise(definition.body):

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from stepspec.base.file_model import FileModel
 from stepspec.loop.families.alone import AloneTable, alone
@@ -40,5 +40,9 @@ else:
         "FamilyTables",
         __base__=FileModel,
         __doc__="The tables of the families that have settings, by the family's name.",
-        **{name: (code.table, code.table()) for name, code in FAMILIES.items() if code.table.model_fields},
+        **{
+            name: (code.table, Field(code.table(), description=code.table.__doc__))
+            for name, code in FAMILIES.items()
+            if code.table.model_fields
+        },
     )

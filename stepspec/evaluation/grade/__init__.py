@@ -4,8 +4,7 @@ This package does not depend on the models. Texts come from models and may be ho
 the text length. Computer algebra runs in a worker process that can be killed. Nothing in a text is ever executed.
 """
 
-from stepspec.evaluation.grade.grader import Grading
-from stepspec.evaluation.grade.integer import canonical_integer, extract_answer, grade_integer
+from stepspec.evaluation.grade.grader import Grading, extract_answer
 from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, Grade, GraderKind, GradingLimits, Status
 
 __all__ = [
@@ -15,7 +14,5 @@ __all__ = [
     "GradingLimits",
     "Status",
     "MAX_ANSWER_CHARS",
-    "canonical_integer",
     "extract_answer",
-    "grade_integer",
 ]

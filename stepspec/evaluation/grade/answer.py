@@ -1,61 +1,242 @@
-"""Find the answer in a text: the last box, else the text after `####`, an answer phrase, or the last number."""
+r"""Find the answer in a text: the last box, else the text behind `####`, in `<answer>` or behind an answer phrase, else
+the last number. What a formula does to its box belongs to the answer: `-\boxed{6}` is -6, `\boxed{6}\pi` is 6 pi.
+"""
 
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepspec.evaluation.grade.boxes import LastBoxes, last_boxes
-from stepspec.evaluation.grade.number import has_digit, read_number
-from stepspec.evaluation.grade.sentence import has_number_word, last_number_in, taken_back
-from stepspec.evaluation.grade.vocabulary import CHANGES_SUBJECT, DENIES
+from stepspec.evaluation.grade.latex import cleaned
+from stepspec.evaluation.grade.number import DENIES, SCALES, last_number, named_number, read_number
 from stepspec.evaluation.grade.words import FoundBy
 
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as written in the text. `boxes` is set if the answer is in a box."""
+    """An answer as written in the text. `others` are the boxes that the text joins to it, `box` its box's content."""
 
     text: str
     by: FoundBy
-    boxes: LastBoxes | None = None
+    others: tuple[str, ...] = ()
+    denied: bool = False
+    """Whether the text plainly says that this is not the answer, or gives a second one."""
 
 
-def find_answer(text: str, *, last_number: bool, cut_short: bool) -> Found | None:
-    """Return the answer in a text without thinking, or None. Takes time linear in the text length.
+MAX_TOGETHER = 20
+"""Maximum number of boxes that can form one answer."""
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
+_NEAR = 200
+_FAR = 2_000
+
+
+def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
+    """Return the answer in a text without thinking, or None. Takes time linear in the length of the text.
 
     Args:
-        text: the model's text, with the thinking removed.
-        last_number: whether to use the last number if the text has no box, `####` or answer phrase.
+        text: the text.
+        numbers: whether the last number is taken if there is no box, `####`, `<answer>` or answer phrase.
         cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
     """
-    boxes = last_boxes(text)
-    if boxes:
-        return Found(boxes.contents[-1], "box", boxes)
-    for find, by in _FINDERS:
-        found = find(text, cut_short)
-        if found:
-            return Found(found, by)
-    number = last_number_in(text) if last_number and not cut_short else None
-    return Found(number, "last number") if number else None
+    found = _boxed(text) or _behind_hashes(text, cut_short) or _tagged(text) or _stated(text, cut_short)
+    if found or cut_short or not numbers:
+        return found
+    last = last_number(text)
+    if last is None:
+        return None
+    behind = text[text.rfind(last[0]) + len(last[0]) :]
+    return Found(last[0], "last number", denied=_is_taken_back(behind, last[0]))
 
 
-_HASHES = re.compile(r"^[ \t]*####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)
-_MAX_LINES_TRIED = 20
+def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
+    """Return every outermost box whose braces balance: where it and its content start and end."""
+    open_braces: list[tuple[int, int] | None] = []
+    found: list[tuple[int, int, int, int]] = []
+    for match in _BRACE.finditer(text):
+        brace = match[0]
+        if brace in (r"\{", r"\}"):
+            continue
+        if brace != "}":
+            open_braces.append(None if brace == "{" else (match.start(), match.end()))
+        elif open_braces and (box := open_braces.pop()):
+            while found and found[-1][0] > box[0]:
+                found.pop()
+            found.append((*box, match.start(), match.end()))
+    return found
 
 
-def _after_hashes(text: str, cut_short: bool) -> str | None:
-    """Return the answer after `####`, the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168).
+def _boxed(text: str) -> Found | None:
+    boxes = [box for box in closed_boxes(text) if text[box[1] : box[2]].strip(" \t\r\n$.\\,;~")]
+    if not boxes:
+        return None
+    start, first, last, end = boxes[-1]
+    joined = [boxes[-1]]
+    for box in reversed(boxes[-MAX_TOGETHER:-1]):
+        if not _JOINS.fullmatch(text[box[3] : joined[-1][0]][:_NEAR]) or joined[-1][0] - box[3] > _NEAR:
+            break
+        joined.append(box)
+    contents = tuple(text[box[1] : box[2]].strip() for box in reversed(joined))
+    before = text[max(0, start - _NEAR) : start] if len(joined) == 1 else ""
+    behind = text[end : end + _NEAR]
+    content = text[first:last].strip()
+    whole = _in_formula(before, content, behind)
+    another = read_number(cleaned(content[:_NEAR])) is not None and bool(_OTHER_BEFORE.search(before))
+    denied = another or _is_denied_before(before) or _is_changed_behind(behind, content) or _is_taken_back(text[end : end + _FAR], content)
+    return Found(whole, "box", contents[:-1], denied)
 
-    Markdown headings use the same marker and are not answers.
-    """
+
+# Boxes with nothing but these between them are one answer.
+_JOINS = re.compile(
+    r"(?:[\s$,;&.()\[\]|/]|\\[\[\]()\\,;:! ]|\\q?quad|\\(?:text|mbox)\s*\{[\s,]*(?:and|or|to)?\s*\}|\\l(?:or|and)|\b(?:and|or|to|through)\b"
+    r"|\b(?:either|alternatively)\b|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+)
+_CUT = (
+    r"\n|(?<!\\)\$|\\[\[\]()]|[=<>≤≥≠≈:;&]|\\(?:leq?|geq?|neq?|approx|equiv|sim|lt|gt|implies|Rightarrow|rightarrow|to|in|pmod|q?quad)(?![a-zA-Z])"
+    r"|\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|,(?!\d{3})|\.(?!\d)|\*\*|__|`|[✅🎉]"
+)
+_WORD = r"(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])"
+_LEFT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?]\s|^\s*(?:[-*•–]\s|\(?\w{{1,2}}[.)]\s)", re.MULTILINE)
+_RIGHT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?](?=\s|$)|[!?.]*$")
+_NOTHING = re.compile(r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|[\s{}~*€£¥₹✅🎉]|US(?=\s*\\?\$?$)")
+_SIGN = re.compile(r"(?:^|[\s(=:])[-−–](?:\\?\$|\\[(\[]|\{)*$")
+_RELATIONS = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)$")
+_GOES_ON = re.compile(r"\\?%|\^?\\circ|\d|,\d{3}(?!\d)|\{,\}\d|\\(?:pi|sqrt|[dt]?frac|cdot|times|e)(?![a-zA-Z])[^$\n.,;]*|\^[^\s.,;]+")
+
+
+def _in_formula(before: str, content: str, behind: str) -> str:
+    """Return what the box's side of its equation says, with the content in the place of the box."""
+    cuts = list(_LEFT_CUT.finditer(before))
+    left = before[cuts[-1].end() :] if cuts else before
+    cut = cuts[-1][0] if cuts else ""
+    right_cut = _RIGHT_CUT.search(behind)
+    right = behind[: right_cut.start()] if right_cut else behind
+    if right_cut and right_cut[0] in ("$", r"\)", r"\]"):
+        more = _GOES_ON.match(behind[right_cut.end() :].lstrip())
+        right += more[0] if more else ""
+    if right_cut and right_cut[0] in (",", ".", ":", ";") and "(" not in left:
+        closer = re.match(r"[,;:]\s*[^()\[\]\n$]{1,40}[)\]]", behind)
+        opener = re.search(r"[(\[]\s*$", left)
+        if closer and opener and not re.search(r"[a-z]{2,}", closer[0]):
+            return f"{left}{content}{closer[0]}"
+    if cut == "," and right.lstrip().startswith((")", "]", r"\right")):
+        opener = re.search(r"[(\[][^()\[\]\n$a-z]{1,60}$", before)
+        if opener:
+            return f"{opener[0]}{content}{right}"
+    left, right = _without_brackets(left, right)
+    sign = "-" if not _NOTHING.sub("", left) and _SIGN.search(before) and not re.search(r"(?:^|\n)\s*[-–]\s+\S{0,3}$", before) else ""
+    relation = f"{cut} " if _RELATIONS.fullmatch(cut) else ""
+    bare_left, bare_right = _NOTHING.sub("", left), _NOTHING.sub("", right)
+    fills_gap = right_cut is not None and right_cut[0] == "=" and bool(bare_left or bare_right)
+    if fills_gap or not (bare_left or bare_right or sign or relation):
+        return content
+    if re.fullmatch(r"\\?%", bare_right) and not bare_left:
+        return f"{sign}{content}\\%"
+    if re.fullmatch(r"[-−–]", bare_left) and not bare_right:
+        return f"-{content}"
+    return f"{relation}{sign}{left.strip()}{{{content}}}{right.strip()}"
+
+
+def _without_brackets(left: str, right: str) -> tuple[str, str]:
+    """Leave out brackets directly around a box, unless something is done to them."""
+    for _ in range(3):
+        opener, closer = re.search(r"(?:\\left\s*)?[(\[]\s*$", left), re.match(r"\s*(?:\\right\s*)?[)\]]", right)
+        if not opener:
+            return left, right if right.count(")") <= right.count("(") else right[: right.index(")")]
+        if not closer:
+            return left[: opener.start()] + left[opener.end() :], right
+        left, right = left[: opener.start()], right[closer.end() :]
+    return left, right
+
+
+_NO_VERB = r"(?:\s+(?!(?:is|are|was|equals|gives|makes|get|leaves|but|so|then)\b)[\w']+){0,3}"
+_DENIED_BEFORE = re.compile(
+    rf"(?:\b(?:not|never|neither|nor|cannot|no\s+longer|instead\s+of|rather\s+than|other\s+than|except|unlike)\b|n['’]t\b){_NO_VERB}(?:\s|[$(*:]|\\[(\[])*$"
+    r"|\b(?:half|twice|thrice|double|triple|minus|negative|(?:half|third|quarter|multiple|factor|square|cube|root|power|opposite|negation)s?\s+of)\s+(?:of\s+)?(?:\s|[$(*]|\\[(\[])*$"
+    r"|\b(?:half|twice|double|triple|(?:third|quarter|opposite|negative|reciprocal|square)\s+of)\s+(?:of\s+)?(?:the\s+|my\s+|our\s+)?(?:final\s+|correct\s+)?(?:answer|it|this|that|value)\s+(?:is|equals)(?:\s|[$(*:]|\\[(\[])*$"
+    r"|\b(?:if|suppose|assume|assuming|unless|whether)\s(?:(?!\bthen\b|\banswer\b|[,.;:]\s).){0,40}\b(?:is|are|was|were|be|equals|=)(?:\s|[$(*]|\\[(\[])*$"
+    r"|\b(?:do|does|did|would|can)(?:n['’]t|\s+not)\s+(?:think|believe|say|know)\b[^.;]{0,60}$|\bdoubt\b[^.;]{0,60}$",
+    re.IGNORECASE,
+)
+_OTHER = r"(?:\\?\$|\\[(\[]|\s|\*)*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
+_OTHER_BEFORE = re.compile(r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)?(?:\$|\s|\\[)\]])*\s*,?\s*\b(?:or|and|to|through)\b(?:\s|[$(*]|\\[(\[])*$|\d\$?\s*[–—-]\s*[\\$]*$")
+_CLOSES = r"(?:\$|\\[)\]]|\*\*|__|\s|\})*"
+_CHANGED_BEHIND = re.compile(
+    rf"{_CLOSES}(?:\\text\s*\{{\s*)?(?:{'|'.join(f'{scale}s?' for scale in SCALES if len(scale) > 1)}|squared|cubed|factorial|mod|over|plus|times\s+(?:as|the|that|\d)"
+    r"|(?:and|plus)\s+(?:a|one|two|three)\s+(?:half|third|quarter|fourth|fifth|thirds|quarters)|or\s+(?:so|more|less|fewer)\b(?!\s+than))\b"
+    rf"|{_CLOSES}(?:,\s*)?\(?(?:is|was|are)?\s*(?:wrong|incorrect|false|mistaken|not\s+(?:the\s+)?(?:right|correct|final|true|answer|it)|n['’]t\s+(?:the\s+)?(?:right|correct|true))\b(?!\s+if)"
+    rf"|{_CLOSES}(?:isn|wasn)['’]t\s+(?:the\s+)?(?:right|correct|true|answer)|{_CLOSES}\?"
+    rf"|{_CLOSES}(?:if|for|when)\s[^.\n]{{0,60}}?(?:,|;|\band\b|\bor\b|\bbut\b)\s*[\\$]*-?\d+\$?\s*(?:if|for|when|otherwise)\b",
+    re.IGNORECASE,
+)
+_OTHER_BEHIND = re.compile(rf"{_CLOSES}(?:[a-zA-Z]+{_CLOSES})?(?:,\s*)?\(?\s*(?:or|to|through|[–—-]){_OTHER}(?![\w.,/^*+-]*[\w/^*])", re.IGNORECASE)
+_SECOND = re.compile(rf"{_CLOSES}(?:\\text\s*\{{)?\s*(feet|foot|ft|hours?|hrs?|pounds?|lbs?|minutes?|mins?|dollars?|yards?|meters?|m|km|kg|days?|weeks?|years?)\b\}}?,?\s*(?:and\s+)?[\\$]*\d+\$?\s*(?:\\text\s*\{{)?\s*(inch(?:es)?|in|minutes?|mins?|seconds?|secs?|ounces?|oz|cents?|feet|cm|m|g|hours?|days?|months?)\b")
+
+
+def _is_denied_before(before: str) -> bool:
+    sentence = re.split(r"[.!?]\s|\n\s*\n|,\s+so\b|;\s", before)[-1]
+    clause = re.split(r",\s", sentence)[-1]
+    return bool(_DENIED_BEFORE.search(clause))
+
+
+def _is_changed_behind(behind: str, content: str) -> bool:
+    if _CHANGED_BEHIND.match(behind) or _SECOND.match(behind):
+        return True
+    other = _OTHER_BEHIND.match(behind)
+    return bool(other) and not _is_same(content, other[1])
+
+
+def _is_same(content: str, other: str) -> bool:
+    first, second = read_number(cleaned(content[:100])) or named_number(cleaned(content[:100])), read_number(cleaned(other))
+    return first is not None and second is not None and first.equals(second)
+
+
+_START = r"(?:^|[.!?…\n])[\s\W]*"
+_REGRET = r"(?:(?:no|wait|actually|oops|sorry|hmm+|correction|hold\s+on|nope|but|oh)\b[\s,:.!…—-]*)+"
+_WRONG = r"(?:\w+ly\s+|quite\s+)?(?:wrong|incorrect|false|mistaken|a\s+mistake|an\s+error|not\s+(?:quite\s+)?(?:right|correct|true|it\b|the\s+(?:\w+\s+)?answer))(?!\s+(?:if|when|unless|only)\b)"
+_TAKEN_BACK = re.compile(
+    rf"(?:{_START}|\b(?:but|which|and|so)\s+)(?:{_REGRET})?(?:(?:which|that|this|it|(?:the|my|this|that)\s+(?:answer|result|value))\s*(?:(?:is|was|seems|must\s+be|['’]s)\s+{_WRONG}"
+    r"|(?:isn|wasn|can)['’]t\s+(?:be\s+)?(?:right|correct|true|it\b)|can\s?not\s+be\s+(?:right|correct|true))|(?:is|was)\s+" + _WRONG + ")"
+    rf"|{_START}{_REGRET}(?:that|this|it)?\s*(?:is|was|['’]s)?\s*(?:wrong|incorrect|not\s+right)\b"
+    r"|\bI\s+(?:have\s+|['’]ve\s+)?(?:made\s+(?:a|an)\s+(?:\w+\s+)?(?:mistake|error|slip)|was\s+wrong|am\s+wrong|misread|miscounted|miscalculated|take\s+(?:it|that)\s+back)"
+    r"|\b(?:scratch|strike|forget|ignore)\s+that\b|\bnever\s?mind\b|\bmy\s+(?:mistake|bad|error)\b",
+    re.IGNORECASE,
+)
+_INSTEAD = re.compile(rf"(?:{_START}|[,;]\s*|\s)(?<![\w'])(?:no|wait|actually|oops|correction)\b[\s,:.!…—-]*(?:{_REGRET})?(?:(?:it|that|this|the\s+answer)\s*(?:should\s+be|must\s+be|is|['’]s)\s*(?:really|actually|rather)?\s*)?{_OTHER}", re.IGNORECASE)
+
+
+def _is_taken_back(behind: str, content: str) -> bool:
+    """Return whether the text says later that the answer is wrong, or states another one."""
+    if _TAKEN_BACK.search(behind):
+        return True
+    if any(not _is_same(content, match[1]) for match in _INSTEAD.finditer(behind)):
+        return True
+    stated = list(_PHRASE.finditer(behind))
+    if not stated:
+        return False
+    later = _OTHER_STATED.match(behind[stated[-1].end() :])
+    return bool(later) and not _is_denied_before(behind[: stated[-1].start()]) and not _is_same(content, later[1]) and bool(named_number(cleaned(content)) or read_number(cleaned(content)))
+
+
+_OTHER_STATED = re.compile(_OTHER)
+_LINE = re.compile(r"^[ \t]*####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)
+
+
+def _behind_hashes(text: str, cut_short: bool) -> Found | None:
+    """Return the answer behind `####`, the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168). Headings are none."""
     end = len(text.rstrip())
-    for match in reversed(deque(_HASHES.finditer(text), maxlen=_MAX_LINES_TRIED)):
-        line = match.group(1).strip()
-        is_last = match.end() >= end
-        if not (is_last and cut_short) and (is_last or _is_number(line)):
-            return None if taken_back(text[match.end() : match.end() + _MAX_PHRASE_CHARS], line) else line
+    for match in reversed(deque(_LINE.finditer(text), maxlen=20)):
+        line, is_last = match[1].strip(), match.end() >= end
+        if (is_last and cut_short) or not (is_last or named_number(cleaned(line))):
+            continue
+        return Found(line, "hashes", denied=_is_taken_back(text[match.end() :][:_FAR], line))
     return None
+
+
+_TAG = re.compile(r"<answer>\s*(.{1,2000}?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+
+
+def _tagged(text: str) -> Found | None:
+    matches = deque(_TAG.finditer(text), maxlen=1)
+    return Found(matches[0][1], "phrase", denied=_is_taken_back(text[matches[0].end() :][:_FAR], matches[0][1])) if matches else None
 
 
 # Possessive quantifiers, because backtracking could split a megabyte of spaces between two runs in a million ways.
@@ -65,102 +246,23 @@ _PHRASE = re.compile(
     r"|^[ \t]*+[#*_]*+[ \t]*+final\s+answer[ \t]*+[*_]*+[ \t]*+$\s*+",
     re.IGNORECASE | re.MULTILINE,
 )
-_MAX_PHRASE_CHARS = 2_000
-_PAIRS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"), ("$", "$"))
-_SENTENCE_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
-_REASON = re.compile(r"[,;]?\s+(?:because|since|as(?!\s+long)|and\s+(?:he|she|it|they))\s.*", re.DOTALL)
-_CONNECTIVE = re.compile(
-    r"[,;]?\s+(?:as\s+long|which|where|when|so|but(?!\s+[\\$]*\d)|for|after)\s.*",
-    re.DOTALL,
-)
+_STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
+_EXPLAINED = re.compile(r"[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*", re.DOTALL)
 
 
-def _after_phrase(text: str, cut_short: bool) -> str | None:
+def _stated(text: str, cut_short: bool) -> Found | None:
     matches = deque(_PHRASE.finditer(text), maxlen=1)
     if not matches:
         return None
-    last = matches[0]
-    if _is_denied(text[max(0, last.start() - _BEFORE_CHARS) : last.start()]):
+    phrase = matches[0]
+    rest = text[phrase.end() : phrase.end() + _FAR]
+    math = re.match(r"(\$\$|\\\[|\\\(|\$)(?!\s*-?\d[\d,.]*\s+[a-z])(.+?)(?<!\\)(\$\$|\\\]|\\\)|\$)(?!\d)", rest, re.DOTALL)
+    end = _STATED_END.search(rest, math.end() if math else 0)
+    if cut_short and end is None:
         return None
-    rest = text[last.end() : last.end() + _MAX_PHRASE_CHARS]
-    answer, ended = _formula_at_start(rest) or _sentence_at_start(rest)
-    if not answer or taken_back(rest.partition(answer)[2], answer):
-        return None
-    return None if cut_short and not ended else answer
-
-
-_BEFORE_CHARS = 120
-_CLAUSE_END = re.compile(r"[,;:](?=\s)|[.!?](?=\s)|\n|\b(?:so|but|then|therefore|thus|hence)\b")
-_HYPOTHETICAL = re.compile(
-    r"\b(?:if|whether|suppose|assum\w+|unless|why|doubt|claim\w*|pretend|other|their|his|her|intermediate|guess\w*)\b"
-    r"(?:\s+\w+){0,3}\W*$",
-    re.IGNORECASE,
-)
-# "Half of the answer is 12."
-_CHANGED = re.compile(rf"(?:{CHANGES_SUBJECT.pattern})\W*(?:of\s+)?(?:the|my|our|this)?\s*$", re.IGNORECASE)
-
-
-def _is_denied(before: str) -> bool:
-    """Return whether the sentence denies or only supposes the answer: "I do not think that the answer is 12"."""
-    *_, clause = _CLAUSE_END.split(before)
-    return bool(DENIES.search(clause) or _CHANGED.search(clause) or _HYPOTHETICAL.search(clause))
-
-
-def _formula_at_start(rest: str) -> tuple[str, bool] | None:
-    """Return the formula directly after the phrase; None for prices such as `$12 and $13`, which are not formulas."""
-    for left, right in _PAIRS:
-        end = rest.find(right, len(left)) if rest.startswith(left) else -1
-        if end > 0 and not _is_price(rest, left, end):
-            behind = rest[end + len(right) :]
-            # If a unit or a second formula follows, the whole sentence is the answer.
-            if _SENTENCE_END.match(behind.lstrip(" *")) or not behind.strip(" *"):
-                return rest[len(left) : end].strip(), True
-            return None
-    return None
-
-
-def _is_price(rest: str, left: str, end: int) -> bool:
-    return left == "$" and (rest[end - 1].isspace() or rest[end + 1 : end + 2].isdigit())
-
-
-def _sentence_at_start(rest: str) -> tuple[str | None, bool]:
-    """Return the text up to the end of the sentence or line, without explanations, and whether an end was found.
-
-    The text is None for a question, which is not an answer.
-    """
-    end = _SENTENCE_END.search(rest)
-    if end and end.group() == "?":
-        return None, True
-    sentence = _REASON.sub("", rest[: end.start()] if end else rest)
-    return _without_explanation(sentence).strip(" *_\t\r"), end is not None
-
-
-_FOR_SO_MANY = re.compile(r"\s+(?:for|after)\s+\\?\$?\d[\d,]*\s+(?:(?!and\b|or\b|but\b)[a-z]+[\s.]*)+", re.IGNORECASE)
-
-
-def _without_explanation(sentence: str) -> str:
-    """Remove the clause that explains the answer.
-
-    Keep the whole sentence if the clause names another number or a condition, or denies the answer.
-    """
-    match = _CONNECTIVE.search(sentence)
-    if match is None:
-        return sentence
-    rest, has_answer = match.group(), has_digit(sentence[: match.start()])
-    if (
-        has_answer
-        and not _FOR_SO_MANY.fullmatch(rest)
-        and (has_digit(rest) or has_number_word(rest) or DENIES.search(rest))
-    ):
-        return sentence
-    return sentence[: match.start()]
-
-
-_FINDERS: tuple[tuple[Callable[[str, bool], str | None], FoundBy], ...] = (
-    (_after_hashes, "hashes"),
-    (_after_phrase, "phrase"),
-)
-
-
-def _is_number(line: str) -> bool:
-    return len(line) < _MAX_PHRASE_CHARS and read_number(line) is not None
+    answer = _EXPLAINED.sub("", rest[: end.start()] if end else rest).strip(" \t\r")
+    answer = answer if answer.count("**") % 2 == 0 else answer.replace("**", "")
+    before = text[max(0, phrase.start() - _NEAR) : phrase.start()]
+    behind = rest[end.start() :] if end else ""
+    denied = bool(DENIES.match(answer) or re.match(r"n['’]t\b", rest)) or bool(end and end[0] == "?") or _is_denied_before(f"{before} it is ")
+    return Found(answer, "phrase", denied=denied or _is_taken_back(behind, answer)) if answer else None

@@ -1,339 +1,352 @@
-"""Compare two answers by their text, and return the formulas that computer algebra must still compare."""
+"""Compare two answers as text, numbers, words and parts. Formulas that are left go to computer algebra."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
-from stepspec.evaluation.grade.latex import (
-    choice_of,
-    cleaned,
-    text_key,
-    unit_of,
-    value_named,
-    without_name,
-    without_unit,
-    words_of,
-)
-from stepspec.evaluation.grade.number import Number, number_of
-from stepspec.evaluation.grade.structure import Structure, structure_of
+from stepspec.evaluation.grade.latex import WORDS, cleaned, text_key
+from stepspec.evaluation.grade.number import DENIES, is_unit, named_number, read_number
+from stepspec.evaluation.grade.words import DecidedBy
 
-Verdict = Literal["same", "different", "unknown"]
-Way = Literal["number", "text"]
+Algebra = Callable[[str, str], bool]
+"""Whether two formulas are equal. It raises where it cannot tell."""
+
+MAX_PARTS = 20
+"""Maximum number of parts whose order is free, because each is compared with every other."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """Formulas to compare pairwise: position by position if `ordered`, else in any order."""
-
-    gold: tuple[str, ...]
-    found: tuple[str, ...]
-    ordered: bool = True
+def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
+    """Return whether an answer is the gold answer, and what has decided it."""
+    comparison = _Comparison(algebra)
+    return comparison.equal(cleaned(gold), cleaned(found), 0), comparison.by
 
 
-@dataclass(frozen=True)
-class AnswerComparison:
-    """The result of comparing two answers by text. `question` is set exactly if the verdict is "unknown"."""
+class _Comparison:
+    def __init__(self, algebra: Algebra) -> None:
+        self._algebra = algebra
+        self.by: DecidedBy = "text"
 
-    verdict: Verdict
-    by: Way
-    question: Question | None = None
-
-
-_SAME_TEXT = AnswerComparison("same", "text")
-_DIFFERENT_TEXT = AnswerComparison("different", "text")
-
-
-def compare(gold: str, found: str) -> AnswerComparison:
-    """Compare two answers as times, choices and numbers, then as normalized text, then part by part.
-
-    Args:
-        gold: the gold answer.
-        found: the answer found in the model's text.
-    """
-    return _compare(cleaned(gold), cleaned(found), 0)
-
-
-_MAX_NESTING = 3
-
-
-def _compare(gold: str, found: str, nesting: int) -> AnswerComparison:
-    """Return the result of the first rule that applies."""
-    if "=" not in gold:
-        found = value_named(found)
-    for rule in (_as_times, _as_choices, _as_numbers, _as_other_units):
-        comparison = rule(gold, found)
-        if comparison is not None:
-            return comparison
-    gold, found = without_unit(gold), without_unit(found)
-    for rule in (_as_text, _as_words):
-        comparison = rule(gold, found)
-        if comparison is not None:
-            return comparison
-    left, right = structure_of(gold), structure_of(found)
-    parts = _as_parts(left, right, nesting) if nesting < _MAX_NESTING else None
-    if parts:
-        return parts
-    if not _may_be_equal(gold, found, left, right):
-        return _DIFFERENT_TEXT
-    return _unknown(Question((gold,), (found,)))
-
-
-def _unknown(question: Question) -> AnswerComparison:
-    return AnswerComparison("unknown", "text", question)
-
-
-_TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)
-_TEXT_COMMAND = re.compile(r"\\text\{([^{}]*)\}")
-
-
-def _as_times(gold: str, found: str) -> AnswerComparison | None:
-    """Compare times: `5:30 p.m.` is not `5:30 a.m.`.
-
-    An answer may add a.m. or p.m. if the gold answer has none, but must not omit it if the gold answer has it.
-    """
-    expected, time = _time_of(gold), _time_of(found)
-    if expected is None:
-        return None
-    if time is None or (expected[1] and not time[1]):
-        # Without a.m. or p.m., only a 24-hour time such as `17:30` determines the half of the day.
-        return _SAME_TEXT if time and time[0] == expected[2] and time[0] >= 12 * 60 else _DIFFERENT_TEXT
-    same = time[0] == expected[0] and (not expected[1] or time[1] == expected[1])
-    return _SAME_TEXT if same else _DIFFERENT_TEXT
-
-
-def _time_of(clean: str) -> tuple[int, str, int] | None:
-    """Return minutes as written, `a`, `p` or an empty string, and minutes since midnight; None if not a time."""
-    match = _TIME.fullmatch(_TEXT_COMMAND.sub(r" \1", clean).strip())
-    if match is None or not (match[2] or match[3]):
-        return None
-    hours, half = int(match[1]), (match[3] or "").lower()
-    written = hours * 60 + int(match[2] or 0)
-    return written, half, written % 720 + 720 * (half == "p") if half else written
-
-
-def _as_choices(gold: str, found: str) -> AnswerComparison | None:
-    choice = choice_of(gold)
-    if choice is None:
-        return None
-    if choice_of(found, with_text=True) == choice:
-        return _SAME_TEXT
-    return None if text_key(gold) == text_key(without_name(found)) else _DIFFERENT_TEXT
-
-
-def _as_numbers(gold: str, found: str) -> AnswerComparison | None:
-    expected, number = _number(gold), _number(found)
-    if expected is None or number is None:
-        return None
-    if not _names_agree(gold, found):
-        return None
-    same = expected.equals(number) and not _units_differ(gold, found)
-    return AnswerComparison("same" if same else "different", "number")
-
-
-def _number(clean: str) -> Number | None:
-    """Return the number of an answer; None for an unsolved equation such as `x + y = 5`, which is a line."""
-    return number_of(clean) if "=" not in clean or "=" not in without_name(clean) else None
-
-
-def _as_other_units(gold: str, found: str) -> AnswerComparison | None:
-    """Reject different units: `5\\pi` meters are not `5\\pi` centimeters. A missing unit matches every unit."""
-    return _DIFFERENT_TEXT if _units_differ(gold, found) else None
-
-
-def _units_differ(gold: str, found: str) -> bool:
-    units = {unit_of(gold), unit_of(found)} - {None, "unit"}
-    return len(units) > 1
-
-
-def _as_text(gold: str, found: str) -> AnswerComparison | None:
-    same = text_key(gold) == text_key(found) or text_key(without_name(gold)) == text_key(without_name(found))
-    if same and _names_agree(gold, found):
-        return _SAME_TEXT
-    return None
-
-
-def _names_agree(gold: str, found: str) -> bool:
-    """Return whether the names before `=` are compatible.
-
-    `x = 5` does not match `y = 5`, but both match `5` and `slope = 5`. `y = 2x` matches `f(x) = 2x`.
-    """
-    names = [clean[: len(clean) - len(without_name(clean))] for clean in (gold, found)]
-    heads = [text_key(name.rstrip("= ").removesuffix(r"\in").strip()) for name in names]
-    if heads[0] == heads[1] or not all(map(_UNKNOWN.fullmatch, heads)):
-        return True
-    return "y" in heads and any("(" in head for head in heads)
-
-
-def _as_words(gold: str, found: str) -> AnswerComparison | None:
-    """Compare answers in words. Words never match a formula."""
-    words, other_words = words_of(gold), words_of(found)
-    if words is None:
-        return None if other_words is None else _DIFFERENT_TEXT
-    return _SAME_TEXT if words == other_words else _DIFFERENT_TEXT
-
-
-_UNKNOWN = re.compile(r"\\?[a-zA-Z](?:_\w|_\{\w+\}|'|\(.*\))?")
-_INEQUALITY = re.compile(r"[<>]|\\(?:leq|geq|neq|lt|gt)(?![a-zA-Z])")
-_SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|neq|lt|gt|in|mathbb|setminus|cap|emptyset|notin)(?![a-zA-Z])")
-_OTHER_RELATION = re.compile(r"\\(?:approx|neq|equiv|pm|mp|notin)(?![a-zA-Z])")
-# Ambiguous notation that computer algebra reads anyway: adjacent numbers, mixed numbers, `1/2x`, primes, two signs.
-_SIDE_BY_SIDE = re.compile(
-    r"\d\s+\d|\d\s*\\frac\{\d+\}\{\d+\}\s*[\\a-zA-Z(]|\d\s*_|[-+]\s*[-+]|['?%]"
-    r"|/\s*(?:\d+|[a-zA-Z])\s*(?:[a-zA-Z(]|\\(?:pi|sqrt|frac|alpha|beta|theta)(?![a-zA-Z]))"
-)
-_BARE_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}(?![a-zA-Z])|(?<![\\a-zA-Z])(?:or|of|is|to|if|no|by)(?![a-zA-Z])")
-
-
-def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure) -> bool:
-    """Return whether computer algebra should compare the answers.
-
-    It must not see some pairs, because it treats points as equal to intervals and sets, and `2x = 12` as equal to 12.
-    """
-    if _is_equation(without_name(gold)) != _is_equation(without_name(found)) and (
-        _is_equation(without_name(gold)) or not _is_equation(gold)
-    ):
-        return False
-    if _letters(found) & {letter.swapcase() for letter in _letters(gold)} - _letters(gold):
-        return False
-    if (":" in gold) != (":" in found) or not set(_OTHER_RELATION.findall(found)) <= set(_OTHER_RELATION.findall(gold)):
-        return False
-    shapes = {expected.shape, answer.shape}
-    if shapes == {"one"}:
-        return bool(_INEQUALITY.search(gold)) == bool(_INEQUALITY.search(found)) or _are_set_like(gold, found)
-    if len(shapes) == 1:
-        return True
-    if "one" in shapes:
-        single = gold if expected.shape == "one" else found
-        other = answer if expected.shape == "one" else expected
-        if other.shape == "set" and len(other.parts) == 1:
+    def equal(self, gold: str, found: str, nesting: int) -> bool:
+        """Return what the first rule that applies says."""
+        if _names_differ(gold, found):
+            return False
+        if text_key(gold) == text_key(found):
             return True
-        return other.shape in ("bracket", "union", "set") and bool(_SET_LIKE.search(single))
-    return shapes == {"list", "set"} or (shapes <= {"union", "bracket", "set"} and "union" in shapes)
+        if "=" not in gold:
+            found = value_of(found)
+        elif "=" not in found and re.fullmatch(_HEAD, gold.partition("=")[0].strip()):
+            gold = value_of(gold)
+        for rule in (_times, _choices):
+            if (decided := rule(gold, found)) is not None:
+                return decided
+        if units_differ(gold, found):
+            return False
+        expected, number = read_number(gold), read_number(found)
+        if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text", found):
+            number = named_number(found)
+        if expected and number:
+            self.by = "number"
+            return expected.equals(number)
+        gold, found = without_unit(gold), without_unit(found)
+        words, others = words_of(gold), words_of(found)
+        if words is not None or others is not None:
+            return words == others
+        left, right = structure_of(gold), structure_of(found)
+        if nesting < 3 and left.shape != "one" and right.shape != "one" and "union" not in (left.shape, right.shape) or left.shape == right.shape == "union":
+            return self._parts_equal(left, right, nesting)
+        if not _may_be_equal(gold, found, left, right):
+            return False
+        if text_key(gold) == text_key(found):
+            return True
+        self.by = "symbolic"
+        return self._algebra(_in_radians(gold), _in_radians(found))
+
+    def _parts_equal(self, gold: "Structure", found: "Structure", nesting: int) -> bool:
+        if (gold.shape, gold.ends) != (found.shape, found.ends) and {gold.shape, found.shape} != {"list", "set"}:
+            if {gold.shape, found.shape} != {"list", "tuple"} or not _named(gold.parts) ^ _named(found.parts):
+                return False
+        left, right = list(gold.parts), list(found.parts)
+        ordered = gold.shape in ("tuple", "matrix", "ratio") or found.shape == "tuple"
+        if _named(left) != _named(right):
+            left, right, ordered = _by_name(left), _by_name(right), True
+        if not ordered:
+            left, right = _distinct(left), _distinct(right)
+        if len(left) != len(right) or (not ordered and len(left) > MAX_PARTS):
+            return False
+        if ordered:
+            return all(self.equal(each, other, nesting + 1) for each, other in zip(left, right, strict=True))
+        for part in left:
+            match = next((index for index, other in enumerate(right) if self.equal(part, other, nesting + 1)), None)
+            if match is None:
+                return False
+            del right[match]
+        return True
 
 
-def ambiguity(question: Question) -> str | None:
-    """Return why the notation is too ambiguous for computer algebra; None if it is not ambiguous."""
-    gold = " ".join(question.gold)
-    for found in question.found:
-        if not set(_SIDE_BY_SIDE.findall(found)) <= set(_SIDE_BY_SIDE.findall(gold)):
-            return "It can be read in several ways."
-        if not _words_in(found) <= _words_in(gold):
-            return "It has words that the gold answer does not have."
-    if not _words_in(gold) <= _words_in(" ".join(question.found)):
-        return "It lacks words that the gold answer has."
-    return None
+def _in_radians(clean: str) -> str:
+    return re.sub(r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1\\pi}{180})", clean)
 
 
-def _words_in(clean: str) -> set[str]:
-    """Return the words of an answer. Computer algebra skips words in `\\text` and reads others as unknowns."""
-    texts = map(str.casefold, _TEXT_COMMAND.findall(clean))
-    return {*texts, *_BARE_WORD.findall(_WITHOUT_ENVIRONMENT.sub("", clean))}
+def _distinct(parts: Sequence[str]) -> list[str]:
+    return list({text_key(part): part for part in parts}.values())
 
 
-_WITHOUT_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}(?:\{[lcr|\s]*\})?|\\text\{[^{}]*\}")
+def _named(parts: Sequence[str]) -> bool:
+    return len(parts) > 1 and len({part.partition("=")[0].strip() for part in parts if "=" in part}) > 1
 
 
-_EQUALS = re.compile(r"(?<![<>!])=")
+def _by_name(parts: Sequence[str]) -> list[str]:
+    """Return values in the order of their unknowns, if they have names."""
+    return [part.partition("=")[2].strip() for part in sorted(parts)] if _named(parts) else list(parts)
+
+
+_LETTER = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}"
+_HEAD = _LETTER + r"(?:\([^()]*\))?"
+_NAME = re.compile(
+    rf"(?:(?:[a-zA-Z](?:_\{{?\w{{1,3}}\}}?)?'{{0,2}}|\\[a-z]+(?:_\{{?\w\}}?)?)(?:\(\s*[^()=]{{1,20}}\s*\))?|[A-Z]{{2,4}}|[a-zA-Z]{{3,20}}(?:\s+[a-zA-Z]+){{0,5}}"
+    r"|m?\s*\\(?:measured)?angle\s*\{?[A-Z]{1,3}\}?|\\(?:overline|overrightarrow|vec|mathbf|text)\s*\{[^{}=]{1,60}\}(?:\s*[A-Za-z])?|\|[^|=]{1,10}\||\[[A-Z]{3,6}\]"
+    r"|[a-zA-Z](?:_\w)?(?:\s*\+\s*[a-zA-Z](?:_\w)?){1,4}|\(\s*\\?[a-z]{1,6}(?:_\w)?(?:\s*,\s*\\?[a-z]{1,6}(?:_\w)?){1,4}\s*\))"
+)
+_MEMBER = re.compile(rf"(?:{_LETTER}|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\))\s*\\in(?![a-zA-Z])\s*")
+_LETTERS = re.compile(r"(?<!\\)(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
-def _is_equation(clean: str) -> bool:
-    return bool(_EQUALS.search(clean))
+def value_of(clean: str) -> str:
+    r"""Return the value that an answer names: `5` for `x = 5` and `5 = x`, `18` for `x = 9 + 9 = 18`, `[1,2)` for
+    `x \in [1,2)`. An equation that is not solved stays as it is, as in `2x = 12`."""
+    clean = _MEMBER.sub("", clean, count=1) if _MEMBER.match(clean) else clean
+    if "=" not in clean or len(_split(clean, _SEPARATORS)) > 1 or re.search(r"\\(?:neq|approx)|[<>]", clean):
+        return clean
+    *firsts, last = (part.strip() for part in clean.split("="))
+    if DENIES.search(firsts[0]) or re.search(r"\b(?:twice|half|double)\b", firsts[0]):
+        return clean
+    if _NAME.fullmatch(firsts[0]):
+        return last
+    if re.fullmatch(_LETTER, last):
+        return firsts[0] if len(firsts) == 1 else clean
+    return clean if any(_LETTERS.search(_COMMAND.sub("", part)) for part in firsts) else last
 
 
-def _letters(clean: str) -> set[str]:
-    return {sign for sign in _COMMAND.sub("", clean) if sign.isalpha()}
+def _names_differ(gold: str, found: str) -> bool:
+    """Return whether both answers name an unknown, and not the same: `x = 5` and `y = 5`. `y` may be `f(x)`."""
+    heads = [text_key(each.partition("=")[0]) if "=" in each else "" for each in (gold, found)]
+    if not all(re.fullmatch(_HEAD, head) for head in heads) or heads[0] == heads[1]:
+        return False
+    return not ("y" in heads and any("(" in head for head in heads))
 
 
-def _are_set_like(gold: str, found: str) -> bool:
-    return bool(_SET_LIKE.search(gold) and _SET_LIKE.search(found))
+_TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)
 
 
-def _as_parts(gold: Structure, found: Structure, nesting: int) -> AnswerComparison | None:
-    """Compare structured answers part by part; None if only computer algebra can compare the two structures."""
-    if gold.shape == "one" or found.shape == "one":
+def _times(gold: str, found: str) -> bool | None:
+    """Compare times of a day. The answer has its half of the day if the gold answer has it."""
+    matches = [_TIME.fullmatch(WORDS.sub(r" \1", each).strip()) for each in (gold, found)]
+    if not matches[0] or not (matches[0][2] and (matches[0][3] or (matches[1] and matches[1][3]))):
         return None
-    if not _comparable(gold, found):
-        return None if "union" in (gold.shape, found.shape) else _DIFFERENT_TEXT
-    if len(gold.parts) != len(found.parts):
-        return _DIFFERENT_TEXT
-    ordered = gold.ordered or found.ordered or _names_order(gold.parts, found.parts)
-    compare_parts = _in_order if ordered else _in_any_order
-    return compare_parts(gold.parts, found.parts, lambda left, right: _compare(left, right, nesting + 1))
+    if not matches[1]:
+        return False
+    (hour, half), (other, given) = (
+        (int(each[1]) * 60 + int(each[2] or 0), (each[3] or "").lower()) for each in matches if each
+    )
+    if half and not given:
+        return other >= 12 * 60 and other == hour % 720 + 720 * (half == "p")
+    return other == hour and (not half or given == half)
 
 
-def _names_order(gold: Sequence[str], found: Sequence[str]) -> bool:
-    """Return whether exactly one of two lists names its parts, as `x = 1, y = 2` does."""
-    named, other = ({part.partition("=")[0].strip() for part in parts if "=" in part} for parts in (gold, found))
-    return (len(named) > 1 and not other) or (len(other) > 1 and not named)
+_CHOICE = re.compile(r"(?:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
+_CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
+_OTHER_CHOICE = re.compile(r"\([A-J]\)|\b(?:and|or|nor|not)\b|&|\?|(?<![A-Za-z])[B-HJ](?![A-Za-z'])")
 
 
-def _comparable(gold: Structure, found: Structure) -> bool:
-    if {gold.shape, found.shape} == {"list", "set"}:
-        # A set without brackets still lists its elements. A point or interval without brackets is ambiguous.
-        return True
-    return gold.shape == found.shape and gold.ends == found.ends
+def _choices(gold: str, found: str) -> bool | None:
+    bare, other = (WORDS.sub(r"\1", each).strip() for each in (gold, found))
+    choice = _CHOICE.fullmatch(bare)
+    if not choice:
+        return None
+    given = _CHOICE.fullmatch(other) or _CHOICE_AND_TEXT.fullmatch(other)
+    if given is None or (given.re is _CHOICE_AND_TEXT and _OTHER_CHOICE.search(given[3])):
+        return False
+    return choice[1] == (given[1] or given[2])
 
 
-def _in_order(
-    gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], AnswerComparison]
-) -> AnswerComparison:
-    compared = [compare_two(left, right) for left, right in zip(gold, found, strict=True)]
-    different = next((each for each in compared if each.verdict == "different"), None)
-    if different:
-        return different
-    open_pairs = [pair for pair, each in zip(zip(gold, found, strict=True), compared, strict=True) if each.question]
-    if open_pairs:
-        return _unknown(Question(tuple(left for left, _ in open_pairs), tuple(right for _, right in open_pairs)))
-    return AnswerComparison("same", "text" if any(each.by == "text" for each in compared) else "number")
+_UNITS = {
+    way: ways.split()[0]
+    for ways in (
+        "mm millimeter millimeters; cm centimeter centimeters; m meter meters metres; km kilometer kilometers; inch in inches;"
+        "feet ft foot; yard yd yards; mile mi miles; mg; g gram grams; kg kilogram kilograms; ounce oz ounces; pound lb lbs pounds;"
+        "ml mL milliliters; liter l L liters; gallon gallons; second s sec seconds; minute min minutes; hour h hr hours; day days;"
+        "week weeks; month months; year years; mph; cent cents; dollar dollars USD; degree degrees deg circ; radian rad radians"
+    ).split(";")
+    for way in ways.split()
+}
+_UNIT_AT_END = re.compile(r"(?<=[\d}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$")
 
 
-def _in_any_order(
-    gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], AnswerComparison]
-) -> AnswerComparison:
-    """Match equal parts first. The remaining parts decide the verdict or go to computer algebra."""
-    left_over, unmatched, by = _without_equal_parts(gold, found)
-    if len(unmatched) > _MAX_UNSORTED:
-        return _DIFFERENT_TEXT
-    undecided = list[str]()
-    for part in unmatched:
-        compared = [compare_two(part, other) for other in left_over]
-        match = next((index for index, each in enumerate(compared) if each.verdict == "same"), None)
-        if match is not None:
-            by.add(compared[match].by)
-            del left_over[match]
-        elif all(each.verdict == "different" for each in compared):
-            return next(iter(compared), _DIFFERENT_TEXT)
+def units_differ(gold: str, found: str) -> bool:
+    """Return whether both answers have a unit, and not the same."""
+    matches = [_UNIT_AT_END.search(each) for each in (gold, found)]
+    units = {_UNITS.get(next(filter(None, match.groups()), "")) if match else None for match in matches}
+    return len(units - {None}) > 1
+
+
+_TRAILING = re.compile(r"(?<=[0-9a-zA-Z})!])((?:\s*\\text\{[^{}]*\})+\s*(?:\^\s*\{?\s*-?\d\s*\}?)?|\s*\^\\circ)\s*$")
+_TRAILING_WORDS = re.compile(r"(?<=[0-9})])((?:\s(?:square|cubic|units?|sq|[a-z]{2,12}))+)(?:\s*\^\s*\{?\s*-?\d\s*\}?)?$")
+
+
+def without_unit(clean: str) -> str:
+    r"""Return a formula without its trailing unit: `10\sqrt{3}` for `10\sqrt{3} \text{ cm}^2`."""
+    match = _TRAILING.search(clean)
+    if match and is_unit(match[1]) and not re.search(r"\d", WORDS.sub(r"\1", re.sub(r"\^.*", "", match[1]))) and (r"\circ" not in match[1] or not re.search(r"\\(?:sin|cos|tan)", clean)):
+        return clean[: match.start()].strip() or clean
+    match = _TRAILING_WORDS.search(clean)
+    return clean[: match.start()] if match and all(each in _UNITS or each in ("square", "cubic", "unit", "units", "sq") for each in match[1].split()) else clean
+
+
+_WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
+_LEFT_OUT = frozenset({"the", "a", "an", "on", "in", "at", "is", "it", "s"})
+
+
+def words_of(clean: str) -> tuple[str, ...] | None:
+    r"""Return the words of an answer in alphabetical order; None if the answer is not in words.
+
+    >>> words_of(r"\text{Bob and Alice}")
+    ('alice', 'bob')
+    """
+    bare = WORDS.sub(r" \1 ", clean).strip()
+    if not _WORDS_ONLY.fullmatch(re.sub(r"^\d{1,2} (?=[A-Z])", r"A", bare)):
+        return None
+    if r"\text{" not in clean and not re.search(r"[A-Za-z]{4,}", bare) and bare.casefold() not in ("yes", "no", "odd"):
+        return None
+    words = re.sub(r"[^a-z0-9]+", " ", bare.casefold()).split()
+    return tuple(sorted(word for word in words if word not in _LEFT_OUT and word != "and")) or None
+
+
+class Structure(NamedTuple):
+    """The parts of an answer: "one", a "list", "set", "tuple" (a point or an interval), "matrix", "union" or "ratio"."""
+
+    shape: str
+    parts: Sequence[str]
+    ends: str = ""
+
+
+_TOKEN = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|\\.|\band\b|\bor\b|.", re.DOTALL)
+_OPENING = frozenset({"(", "[", "{", r"\{", r"\langle"})
+_CLOSING = frozenset({")", "]", "}", r"\}", r"\rangle"})
+_SEPARATORS = frozenset({",", ";", "and", "or"})
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?(?:matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{[a-zA-Z]*\}", re.DOTALL)
+_BELOW = r"(?:<|\\leq)"
+_REL = rf"\s*(<|>|\\leq|\\geq)\s*"
+_BETWEEN = re.compile(rf"([^<>=]+?){_REL}[a-zA-Z]{_REL}([^<>=]+)")
+_ONE_SIDED = re.compile(rf"[a-zA-Z]{_REL}([^<>=]+)|([^<>=]+?){_REL}[a-zA-Z]")
+
+
+def structure_of(clean: str) -> Structure:
+    r"""Return the parts of a cleaned answer.
+
+    >>> structure_of(r"x \in (-\infty, 3]")
+    Structure(shape='tuple', parts=['-\\infty', '3'], ends='(]')
+    """
+    text = _interval(value_of(clean))
+    if re.search(r",\s", text):  # `1,000, 2,000`
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    matrix = _MATRIX.fullmatch(text.strip("[]() ") if text.startswith(("[", "(")) else text)
+    if matrix:
+        rows = [_split(row, frozenset({"&"})) for row in _split(matrix[2], frozenset({r"\\"})) if row.strip()]
+        kind = "v" if matrix[1] in ("v", "V") else ""
+        return Structure("matrix", [cell for row in rows for cell in row], kind + "x".join(str(len(row)) for row in rows))
+    union = _split(text, frozenset({r"\cup"}))
+    if len(union) == 1 and len(either := _split(text, frozenset({"or"}))) > 1 and all("<" in each or ">" in each or r"\leq" in each or r"\geq" in each for each in either):
+        union = [_interval(each) for each in either]
+    if len(union) > 1:
+        return Structure("union", union)
+    tokens = _TOKEN.findall(text)
+    if len(tokens) > 2 and tokens[0] in {*_OPENING, "]"} and tokens[-1] in {*_CLOSING, "["} and _depths(tokens[1:-1]):
+        parts = _plus_and_minus(_split("".join(tokens[1:-1]), _SEPARATORS))
+        if tokens[0] == r"\{":
+            return Structure("one" if "|" in text or ":" in text else "set", parts)
+        if len(parts) > 1 and tokens[0] != "{":
+            ends = ("(" if tokens[0] in ("]", r"\langle") else tokens[0]) + (")" if tokens[-1] in ("[", r"\rangle") else tokens[-1])
+            return Structure("tuple", [part.replace("+\\infty", "\\infty") for part in parts], ends)
+    parts = _plus_and_minus(_split(text, _SEPARATORS))
+    if len(parts) > 1:
+        return Structure("list", parts)
+    ratio = text.split(":")
+    return Structure("ratio", ratio) if len(ratio) > 1 and all(part.strip() for part in ratio) else Structure("one", [text])
+
+
+def _depths(inner: Sequence[str]) -> bool:
+    """Return whether brackets balance, so that the one before and the one behind belong together."""
+    depth = 0
+    for token in inner:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _split(text: str, separators: frozenset[str]) -> list[str]:
+    """Return the parts between separators that are outside of brackets."""
+    parts, part, depth = list[str](), list[str](), 0
+    for token in _TOKEN.findall(text):
+        depth += (token in _OPENING) - (token in _CLOSING)
+        depth += token.startswith(r"\begin") - token.startswith(r"\end")
+        if depth == 0 and (token in separators or (token.startswith(r"\text{") and token[6:-1].strip(" ,") in separators)):
+            parts.append("".join(part).strip())
+            part = []
         else:
-            undecided.append(part)
-    if undecided:
-        return _unknown(Question(tuple(undecided), tuple(left_over), ordered=False))
-    return AnswerComparison("same", "text" if "text" in by else "number")
+            part.append(token)
+    parts.append("".join(part).strip())
+    return [part for part in parts if part] if separators is _SEPARATORS else parts
 
 
-_MAX_UNSORTED = 20
-"""Maximum number of unmatched parts, because each is compared with every other."""
-
-
-def _without_equal_parts(gold: Sequence[str], found: Sequence[str]) -> tuple[list[str], list[str], set[Way]]:
-    """Return the found and gold parts that have no equal number or text on the other side, and how parts matched."""
-    positions = defaultdict[Number | str, list[int]](list)
-    for index, part in enumerate(found):
-        positions[_key(part)].append(index)
-    matched, unmatched, by = set[int](), list[str](), set[Way]()
-    for part in gold:
-        key = _key(part)
-        if positions[key]:
-            matched.add(positions[key].pop())
-            by.add("text" if isinstance(key, str) else "number")
+def _plus_and_minus(parts: Sequence[str]) -> list[str]:
+    found = list[str]()
+    for part in parts:
+        if len(re.findall(r"\\[pm]{2}(?![a-zA-Z])", part)) == 1:
+            before, after = re.split(r"\\[pm]{2}(?![a-zA-Z])", part)
+            before = value_of(f"{before}0").removesuffix("0") if "=" in before else before
+            found += [f"{before}+{after}" if before.strip() else after.strip(), f"{before}-{after}"]
         else:
-            unmatched.append(part)
-    return [part for index, part in enumerate(found) if index not in matched], unmatched, by
+            found.append(part)
+    return found
 
 
-def _key(part: str) -> Number | str:
-    """Return the number of a part without name or unit, else its text. Names and units are compared separately."""
-    number = None if "=" in part or any(map(str.isalpha, part)) else number_of(part)
-    return number or text_key(part)
+def _interval(text: str) -> str:
+    """Return the interval that an inequality for one unknown describes; other text as it is."""
+    between = _BETWEEN.fullmatch(text)
+    if between and (between[2] in ("<", r"\leq")) == (between[3] in ("<", r"\leq")):
+        low, first, second, high = between.groups()
+        if first in (">", r"\geq"):
+            low, first, second, high = high, second, first, low
+        return f"{'[' if 'eq' in first else '('}{low},{high}{']' if 'eq' in second else ')'}"
+    one = _ONE_SIDED.fullmatch(text)
+    if not one:
+        return text
+    relation, bound = (one[1], one[2]) if one[1] else (one[4], one[3])
+    below = (relation in ("<", r"\leq")) == bool(one[1])
+    if below:
+        return rf"(-\infty,{bound}{']' if 'eq' in relation else ')'}"
+    return rf"{'[' if 'eq' in relation else '('}{bound},\infty)"
+
+
+_RELATION = re.compile(r"\\(?:approx|neq|equiv|pm|mp|notin|leq|geq|forall|exists|subset)(?![a-zA-Z])|[<>]")
+_SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin|cup)(?![a-zA-Z])")
+
+
+def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure) -> bool:
+    """Return whether computer algebra may compare the answers. It takes points for intervals and sets, `2x = 12` for 12,
+    small letters for capitals, and leaves out words."""
+    if ("=" in gold) != ("=" in found):
+        return False
+    if {each.swapcase() for each in _LETTERS.findall(_COMMAND.sub("", found))} & ({*_LETTERS.findall(_COMMAND.sub("", gold))} - {*_LETTERS.findall(_COMMAND.sub("", found))}):
+        return False
+    if sorted(map(str.casefold, WORDS.findall(gold))) != sorted(map(str.casefold, WORDS.findall(found))):
+        return False
+    shapes = {expected.shape, answer.shape}
+    if shapes == {"one"}:
+        return {*_RELATION.findall(gold)} == {*_RELATION.findall(found)} or bool(_SET_LIKE.search(gold) and _SET_LIKE.search(found))
+    if "one" in shapes:
+        single, other = (gold, answer) if expected.shape == "one" else (found, expected)
+        return (other.shape == "set" and len(other.parts) == 1) or (other.shape in ("tuple", "union", "set") and bool(_SET_LIKE.search(single)))
+    return "union" in shapes and shapes <= {"union", "tuple", "set"}

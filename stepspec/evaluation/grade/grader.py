@@ -145,32 +145,19 @@ Formulas that are equal are equal as written: letters keep their case, and what 
     math   :: x+1 :: \boxed{x + 1\text{ or so}} :: refused
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from time import monotonic
 from types import TracebackType
 from typing import Self, get_args
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.grade.answer import Found, find_answer
-from stepspec.evaluation.grade.boxes import last_boxes
-from stepspec.evaluation.grade.caps import refusal
-from stepspec.evaluation.grade.compare import AnswerComparison, Question, ambiguity, compare
-from stepspec.evaluation.grade.integer import canonical_integer, grade_integer
+from stepspec.evaluation.grade.answer import Found, closed_boxes, find_answer
+from stepspec.evaluation.grade.compare import compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
-from stepspec.evaluation.grade.number import Number, has_digit, number_of, read_number
-from stepspec.evaluation.grade.sentence import number_named
-from stepspec.evaluation.grade.structure import structure_of
+from stepspec.evaluation.grade.number import named_number, read_number
 from stepspec.evaluation.grade.thinking import without_thinking
-from stepspec.evaluation.grade.words import (
-    MAX_ANSWER_CHARS,
-    DecidedBy,
-    Grade,
-    GraderKind,
-    GradingLimits,
-    Status,
-    shortened,
-)
-from stepspec.evaluation.grade.workers import GradingReply, WorkerPool
+from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, GradingLimits, Status, shortened
+from stepspec.evaluation.grade.workers import Question, WorkerPool
 
 
 class Grading:
@@ -178,11 +165,7 @@ class Grading:
 
     - `integer`: a whole number in the last closed `\boxed{}` (the benchmark gsm-mini);
     - `number`: a number, compared exactly as a fraction;
-    - `math`: any answer to a MATH problem. It compares numbers, then normalized text, then the parts of tuples,
-      intervals, sets and matrices. Last, math-verify checks symbolic equality in processes that can be killed.
-
-    The answer is in the last box, after the last `####`, after an answer phrase, or the last number, in this order.
-    Units and currencies are not compared. `50\%` is equal to `50` and to `0.5` (see `grade.number`).
+    - `math`: any answer to a MATH problem. Last, math-verify compares formulas in processes that can be killed.
 
     >>> with Grading("number") as grading:
     ...     grading.grade("So she pays $18 a day. The answer is $18.", "18").status
@@ -244,56 +227,61 @@ class Grading:
             StepSpecError: no worker can start, or grading was closed during the call.
         """
         gold = self.check_gold(gold)
-        if self._kind == "integer":
-            return _grade_integer(text, gold)
         text = without_thinking(text, self._limits.max_text_chars)
-        wants_number = self._kind == "number" or read_number(gold) is not None
-        found = find_answer(text, last_number=self._last_number and wants_number, cut_short=cut_short)
-        if found is None:
+        numbers = self._last_number and (self._kind == "number" or read_number(cleaned(gold)) is not None)
+        found = find_answer(text, numbers=numbers, cut_short=cut_short)
+        if found is None or (self._kind == "integer" and found.by != "box"):
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
-        if found.boxes and found.boxes.changed:
-            return _grade("parse_error", found, None, _CHANGED_OUTSIDE)
-        found = _with_all_boxes(found, gold, self._limits.max_chars)
-        if len(found.text) > self._limits.max_chars:
-            why = f"The answer is {len(found.text):,} characters long; at most {self._limits.max_chars:,} are read."
+        answers = (*found.others, found.text)
+        if sum(map(len, answers)) > self._limits.max_chars:
+            why = f"The answer is longer than {self._limits.max_chars:,} characters."
             return _grade("parse_error", found, None, why)
-        return self._grade_number(found, gold) if self._kind == "number" else self._grade_math(found, gold)
+        if found.denied:
+            return _grade("incorrect", found, "text", _DENIED)
+        if self._kind == "integer":
+            right = all(_is_integer(answer, gold) for answer in answers)
+            return _grade("correct", found, "number") if right else _grade("incorrect", found, "number", _differs(found.text, gold))
+        return self._grade_answer(found, gold)
 
-    def _grade_number(self, found: Found, gold: str) -> Grade:
-        number, expected = _number_in(found), read_number(gold)
-        assert expected is not None
-        if number is None:
-            read = shortened(found.text)
-            if has_digit(found.text):
-                return _grade(
-                    "parse_error", found, None, f"The answer {read!r} has digits, but cannot be read as a number."
-                )
-            return _grade("incorrect", found, "number", f"The answer {read!r} is not a number.")
-        if expected.equals(number):
-            return _grade("correct", found, "number")
-        return _grade("incorrect", found, "number", _differs(str(number), str(expected)))
+    def _grade_answer(self, found: Found, gold: str) -> Grade:
+        algebra = partial(self._same_formulas, monotonic() + self._limits.seconds)
+        try:
+            # Joined boxes are one answer, unless they all say the same.
+            text = ", ".join((*found.others, found.text))
+            right, by = compare(gold, text, algebra)
+            if not right and found.others:
+                right = all(compare(gold, each, algebra)[0] for each in (*found.others, found.text))
+        except _Undecided as undecided:
+            return _grade(undecided.status, found, None, str(undecided))
+        return _grade("correct", found, by) if right else _grade("incorrect", found, by, _differs(found.text, gold))
 
-    def _grade_math(self, found: Found, gold: str) -> Grade:
-        comparison = compare(gold, found.text)
-        if comparison.verdict != "same" and comparison.by == "text":
-            comparison = _worded(comparison, found, gold)
-        if comparison.question is None:
-            status: Status = "correct" if comparison.verdict == "same" else "incorrect"
-            return _grade(status, found, comparison.by, _differs(found.text, gold) if status == "incorrect" else None)
-        return self._grade_symbolically(found, gold, comparison.question)
-
-    def _grade_symbolically(self, found: Found, gold: str, question: Question) -> Grade:
-        for whose, formulas in (("answer", question.found), ("gold answer", question.gold)):
-            why = next(filter(None, (refusal(formula, self._limits) for formula in formulas)), None)
-            if why:
-                return _grade("parse_error", found, None, f"The {whose} was not compared as a formula: {why}")
-        why = ambiguity(question)
-        if why:
-            return _grade("parse_error", found, None, f"The answer was not compared as a formula: {why}")
-        return _grade_by_reply(self._workers.ask(question), found, gold, self._limits)
+    def _same_formulas(self, deadline: float, gold: str, found: str) -> bool:
+        limits = self._limits
+        if max(len(gold), len(found)) > limits.max_formula_chars:
+            raise _Undecided("parse_error", f"The formula is longer than {limits.max_formula_chars:,} characters.")
+        verdict = self._workers.ask(Question(gold, found), max(0.0, deadline - monotonic())).verdict
+        if verdict in ("same", "different"):
+            return verdict == "same"
+        if verdict == "timeout":
+            raise _Undecided("timeout", f"Comparing the answer took more than {limits.seconds:g} s.")
+        reasons = {
+            "gold unreadable": f"The gold answer {shortened(gold, 80)!r} cannot be read as a formula.",
+            "answer unreadable": "The answer cannot be read as a formula.",
+            "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
+            "died": "The process that compares formulas ended again and again.",
+        }
+        raise _Undecided("parse_error", reasons.get(verdict, f"The formulas could not be compared ({verdict})."))
 
 
-_CHANGED_OUTSIDE = "What stands beside the last box denies it, or makes another answer of it."
+class _Undecided(Exception):
+    """Computer algebra could not compare two formulas."""
+
+    def __init__(self, status: Status, why: str) -> None:
+        super().__init__(why)
+        self.status: Status = status
+
+
+_DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 
 
@@ -305,92 +293,39 @@ def _differs(found: str, gold: str) -> str:
     return f"The answer is {shortened(found, 80)}, the gold answer {shortened(gold, 80)}."
 
 
-def _grade_integer(text: str, gold: str) -> Grade:
-    status, answer = grade_integer(text, gold)
-    if status == "no_answer":
-        return Grade("no_answer", why="The text has no closed box with something in it.")
-    why = None if status == "correct" else _CHANGED_OUTSIDE if answer == gold else _differs(answer or "", gold)
-    return Grade(status, answer, "box", "number", why)
+def _is_integer(answer: str, gold: str) -> bool:
+    clean = cleaned(answer)
+    number = read_number(value_of(clean)) or named_number(clean)
+    return number is not None and number.whole and str(number.value) == gold
 
 
-def _grade_by_reply(reply: GradingReply, found: Found, gold: str, limits: GradingLimits) -> Grade:
-    """Convert a worker's reply to a grade."""
-    if reply.verdict == "same":
-        return _grade("correct", found, "symbolic")
-    if reply.verdict == "different":
-        return _grade("incorrect", found, "symbolic", _differs(found.text, gold))
-    if reply.verdict == "timeout":
-        return _grade("timeout", found, None, f"Comparing the answer took more than {limits.seconds:g} s.")
-    reasons = {
-        "gold unreadable": f"The gold answer {shortened(gold, 80)!r} cannot be read as a formula, and reads otherwise.",
-        "answer unreadable": "The answer cannot be read as a formula.",
-        "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
-        "died": "The process that compares formulas ended again and again.",
-    }
-    return _grade(
-        "parse_error", found, None, reasons.get(reply.verdict, f"The formulas could not be compared ({reply.verdict}).")
-    )
+def extract_answer(text: str) -> str | None:
+    r"""Return the content of the last closed `\boxed{...}`; None if there is none.
 
-
-def _number_in(found: Found) -> Number | None:
-    """Return the number that the answer is, or the number that its sentence names."""
-    number = read_number(found.text)
-    if number is not None:
-        return number
-    named = number_named(cleaned(found.text))
-    return read_number(named) if named else None
-
-
-def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
-    """Join the boxes that form one answer: as many as the gold answer has parts, else the joined boxes."""
-    boxes = found.boxes
-    if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
-        return found
-    wanted = len(_parts(gold))
-    all_boxes = boxes.contents[-wanted:] if wanted > 1 else boxes.joined
-    joined = ", ".join(all_boxes)
-    if len(all_boxes) > 1 and len(joined) > max_chars:
-        return Found(joined, found.by)
-    if wanted > 1:
-        last_is_all = len(_parts(found.text)) >= wanted
-    else:
-        last_is_all = all(compare(each, found.text).verdict == "same" for each in all_boxes[:-1])
-    return found if last_is_all else Found(joined, found.by)
-
-
-def _parts(answer: str) -> Sequence[str]:
-    structure = structure_of(cleaned(answer))
-    return structure.parts if structure.shape in ("list", "set") else (answer,)
-
-
-def _worded(comparison: AnswerComparison, found: Found, gold: str) -> AnswerComparison:
-    """Compare the number that the words of an answer name, if the gold answer is a number."""
-    expected = read_number(gold)
-    clean = cleaned(found.text)
-    named = number_named(clean) if expected and number_of(clean) is None else None
-    return compare(gold, named) if named else comparison
+    >>> extract_answer(r"\boxed{1} or \boxed{\frac{1}{2}} or \boxed{3")
+    '\\frac{1}{2}'
+    """
+    boxes = closed_boxes(text)
+    return text[boxes[-1][1] : boxes[-1][2]].strip() if boxes else None
 
 
 @lru_cache(maxsize=4096)
 def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
     _, mark, behind = gold.rpartition("####")
-    boxes = last_boxes(gold)
-    answer = (", ".join(boxes.contents) if boxes else behind if mark else gold).strip()
+    boxes = find_answer(gold, numbers=False, cut_short=False) if r"\boxed" in gold or r"\fbox" in gold else None
+    answer = (", ".join((*boxes.others, boxes.text)) if boxes and boxes.by == "box" else behind if mark else gold).strip()
     shown = repr(shortened(answer, 80))
     if not answer:
         raise UsageError("The gold answer is empty.")
     if len(answer) > max_chars:
         raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {max_chars:,} are read.")
+    number = read_number(cleaned(answer))
     if kind == "integer":
-        whole = canonical_integer(answer)
-        if whole is None:
+        if number is None or not number.whole:
             raise UsageError(f"The gold answer {shown} is not a whole number.")
-        return whole
-    if kind == "number":
-        number = read_number(answer)
-        if number is None:
-            raise UsageError(f"The gold answer {shown} is not a number.")
-        return answer if number.mark == "base" else str(number)
+        return str(number.value)
+    if kind == "number" and number is None:
+        raise UsageError(f"The gold answer {shown} is not a number.")
     if not cleaned(answer):
         raise UsageError(f"The gold answer {shown} is empty without its LaTeX markup.")
     return answer

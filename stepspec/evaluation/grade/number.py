@@ -1,225 +1,240 @@
-r"""Read numbers exactly, in the forms that people and models write.
-
-Two numbers are equal if their values are equal as fractions. The comparison ignores three things:
-
-- units and currencies: `\$18`, `18 dollars` and `18` are equal, and so are `5 cm` and `5 m`;
-- the percent sign, if only one number has it: `50\%` is equal to `50` and to `0.5`, because questions rarely say which
-  form they ask for;
-- the base, if only one number has it: `1234_5` is equal to `1234` and to `194`.
-"""
+r"""Read numbers exactly, in the forms that people and models write, and the number that a sentence names."""
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from itertools import pairwise
 
-from stepspec.evaluation.grade.latex import cleaned, value_named
-from stepspec.evaluation.grade.vocabulary import CANONICAL_UNIT as NAMES_OF_UNITS
-from stepspec.evaluation.grade.vocabulary import (
-    CHANGES_BEHIND,
-    DENIES,
-    GLUED_UNITS,
-    LETTER_UNITS,
-    SHORT_UNITS,
-    is_long_word,
-    is_unit_text,
-)
+from stepspec.evaluation.grade.latex import WORDS, cleaned
 
 MAX_EXPONENT = 400
-"""Largest exponent of scientific notation that is read. Larger numbers are not plausible answers and cost memory."""
+"""Largest exponent that is read. Larger numbers are not plausible answers and cost memory."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SCALES = {
+    **{"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7},
+    **{"billion": 10**9, "trillion": 10**12},
+}
+NUMBER_WORDS = _words(
+    """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+    nineteen twenty thirty forty fifty sixty seventy eighty ninety half halves third thirds quarter quarters fifth fifths
+    sixth sixths eighth eighths tenth tenths hundredth hundredths thousandth thousandths zero"""
+) | frozenset(f"{scale}{end}" for scale in SCALES if scale != "k" for end in ("", "s"))
+CHANGES = NUMBER_WORDS | _words(
+    """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
+    pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin
+    cos tan log ln base if unless otherwise wrong incorrect false short below above under beyond sinh cosh tanh"""
+)
+"""Words behind a number that deny it or make another number of it."""
+GLUED = _words(
+    "mm cm km kg mg ml mL ft lb lbs oz hr hrs min mins sec mph kph kWh cent cents dollars hours minutes days am pm AM PM st nd rd th"
+)
+"""Units that may stand behind a number without a space."""
+SHORT = GLUED | _words(
+    """m g s h l L in a an per of the all kW Hz rpm mol cat dog cow pig hen egg cup can car bus man men boy pen bag box toy
+    cap hat pie bar jar way pts km2 cm2 m2 fox ant bee bat kid day cds map net ton tie tub tip for big red old new sq cu
+    cups cans cars boys pens bags toys caps hats pies bars jars ways eggs cats dogs cows pigs hens ants bees kids maps
+    tons tips each left cc hp on at now USD row rows gems yrs yr deg rad feet foot inch sees gets"""
+)
+"""Words of up to three letters that are words behind a number. Others are products of unknowns, as in `7 xy`."""
+DENIES = re.compile(r"\b(?:not|never|neither|nor|cannot|no\s+longer)\b|n['’]t\b|\b(?:anything\s+but|far\s+from)\b", re.I)
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as written: its `value`, and its value without the mark, `plain`."""
+    """A number as written. With `percent`, the value is the number before the sign."""
 
     value: Fraction
-    plain: Fraction | None = None
-    """None without a mark, or if the digits are not decimal without their base."""
-    mark: Literal["percent", "base"] | None = None
+    percent: bool = False
+    whole: bool = False
+    """Whether it is written as the digits of a whole number."""
 
     def equals(self, other: "Number") -> bool:
-        """Return whether two numbers are equal. The module docstring has the rules for marks."""
-        if self.mark == other.mark:
+        r"""Return whether two numbers are equal. A percentage is also its number without the sign, and a fraction or
+        decimal what it means: `12\%` is `12` and `0.12`, but `1200\%` is not `12`."""
+        if self.percent == other.percent:
             return self.value == other.value
-        return bool({self.value, self.plain} & {other.value, other.plain} - {None})
-
-    def __str__(self) -> str:
-        shown = self.value * 100 if self.mark == "percent" else self.value
-        sign = "%" if self.mark == "percent" else ""
-        return f"{_decimal(shown) or shown}{sign}"
+        share, plain = (self.value, other.value) if self.percent else (other.value, self.value)
+        return plain == share or (plain.denominator > 1 and plain == share / 100)
 
 
-_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:[ ]\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-_SIGNED = rf"[+-]?\s*(?:{_UNSIGNED})"
-_WHOLE = re.compile(
-    rf"""(?:US|Rs\.?|USD|EUR|GBP)?\s*(?P<sign>[+-]?)\s*(?:
-      (?P<mixed>\d+)\s*(?:\\frac\s*\{{\s*(?P<above>\d+)\s*\}}\s*\{{\s*(?P<below>\d+)\s*\}}
+_DIGITS = (
+    r"(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ ]\d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3}){2,}|\d+)(?!\d)"
+)
+_UNSIGNED = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_SIGNED = rf"[+-]?\s*{_UNSIGNED}"
+_NUMBER = re.compile(
+    rf"""(?P<sign>[+-]?)\s*(?:
+      (?P<mixed>\d+)\s*(?:\\frac\{{\s*(?P<above>\d+)\s*\}}\{{\s*(?P<below>\d+)\s*\}}
         |(?:\s|and\s)\s*(?P<above2>\d+)\s*/\s*(?P<below2>\d+))
-    | \\frac\s*\{{\s*(?P<upper>{_SIGNED})\s*\}}\s*\{{\s*(?P<lower>{_SIGNED})\s*\}}
+    | \\frac\{{\s*(?P<upper>{_SIGNED})\s*\}}\{{\s*(?P<lower>{_SIGNED})\s*\}}
     | (?P<top>{_UNSIGNED})\s*/\s*(?P<bottom>{_UNSIGNED})
-    | (?P<digits>[0-9A-F]*[0-9][0-9A-F]*+)\s*_\s*\{{?\s*(?:\\text\{{\s*(?:base)?\s*)?
-        (?P<base>\d{{1,2}}|two|eight|ten|sixteen)\s*\}}?(?:\s*\}})?
-    | 10\s*\^\s*\{{?\s*(?P<power>[+-]?\s*\d{{1,5}})(?:\s*\}})?
     | (?P<before>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*\{{?\s*(?P<repeated>\d+)(?:\s*\}})?
+    | (?P<base>\d+)\s*\^\s*\{{?\s*(?P<power>[+-]?\s*\d{{1,5}})(?:\s*\}})?
     | (?P<decimal>{_UNSIGNED})
-        (?:(?:[eE]|\s*(?:\\cdot|x)\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})(?:\s*\}})?)?
-    )(?P<scale>\s*(?:hundred|thousand|million|billion|trillion)\b)?(?P<unit>.*)""",
+        (?:(?:[eE]|\s*\\cdot\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})(?:\s*\}})?)?
+    )(?:\s*(?:\\text\{{\s*)?(?P<scale>{"|".join(SCALES)}|K)s?\b(?:\s+of\b)?)?(?P<percent>\s*%)?(?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALE_IN_TEXT = re.compile(rf"\\text\{{\s*((?:{'|'.join(_SCALES)})\b[^{{}}]*)\}}")
-_TEXT_WITH_NUMBER = re.compile(r"\\text\{([^{}]*\d[^{}]*)\}")
-_DENIED_OTHER = re.compile(r"(?<=\S) \(not\b[^()]*\)$")
-_BASES = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
-
-_UNIT_TOKEN = re.compile(
-    r"(\s*)(?:\\text\{([^{}]*)\}|((?:AM|PM|USD|kWh|kW|mL|Hz|[a-zA-Z][a-z'’]*)(?:\.[a-z](?![a-z]))*\.?(?:-[a-z]+)*)|([/()%]))"
-    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\d(?!\d))?"
+_UNIT = re.compile(
+    r"(\s*)(?:\\text\{([^{}]*)\}|([a-zA-Z][a-zA-Z'’.-]*)|[/()}])(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\\circ|\d)|(?<!\})[23](?!\d))?|\s*\^\\circ"
 )
-_IN_PARENTHESES = re.compile(r"\(([^(),]*)\)")
-_DIGIT = re.compile(r"\d")
 
 
 @lru_cache(maxsize=4096)
-def read_number(answer: str) -> Number | None:
-    r"""Return the number that the whole answer, unit included, stands for; None if it is not a number.
-
-    >>> str(read_number(r"$\$1{,}234.50$ per week"))
-    '1234.5'
-    """
-    plain = _PLAIN.fullmatch(answer)
-    if plain:
-        return Number(Fraction(plain[1] + plain[2].replace(",", "") + (plain[3] or "")))
-    return number_of(cleaned(answer))
-
-
-# Fast path: most answers match this and need no cleaning.
-_PLAIN = re.compile(r"\s*\\?\$?(-?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\s*", re.ASCII)
-
-
-@lru_cache(maxsize=4096)
-def number_of(clean: str) -> Number | None:
-    """Return the number of a cleaned answer; None if it is not a number."""
-    match = _number_match(clean)
-    value = _value(match) if match else None
-    if match is None or value is None:
+def read_number(clean: str) -> Number | None:
+    """Return the number that a whole cleaned answer stands for, unit included; None if it is not a number."""
+    if clean.startswith("(") and clean.endswith(")") and "," not in clean:
+        clean = clean[1:-1].strip()
+    match = _NUMBER.fullmatch(clean.removeprefix("US").removeprefix("USD").removeprefix("Rs.").strip())
+    if match is None or not is_unit(match["rest"]):
         return None
-    sign = -1 if match["sign"] == "-" else 1
+    value = _value(match)
+    if value is None:
+        return None
+    scale = SCALES[(match["scale"] or "").lower()] if match["scale"] else 1
+    value = (-value if match["sign"] == "-" else value) * scale
+    plain = match["decimal"] is not None and match["exponent"] is None and scale == 1 and not match["percent"]
+    return Number(value, bool(match["percent"]), plain and value.denominator == 1)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["mixed"]:
+        above, below = int(match["above"] or match["above2"]), int(match["below"] or match["below2"])
+        return int(match["mixed"]) + Fraction(above, below) if above < below else None  # `2\frac{5}{3}` is a product
+    if match["repeated"]:
+        start = Fraction(int(f"{match['before']}{match['once']}" or "0"))
+        repeated = Fraction(int(match["repeated"]), 10 ** len(match["repeated"]) - 1)
+        return (start + repeated) / 10 ** len(match["once"])
+    if match["upper"] or match["top"]:
+        above, below = _fraction(match["upper"] or match["top"]), _fraction(match["lower"] or match["bottom"])
+        return above / below if below else None
+    exponent = int((match["exponent"] or match["power"] or "0").replace(" ", ""))
+    if abs(exponent) > MAX_EXPONENT or len(match["base"] or "") > 9:
+        return None
     if match["base"]:
-        return Number(sign * value, _plain_digits(match["digits"], sign), "base")
-    if "%" in match["unit"]:
-        return Number(sign * value / 100, sign * value, "percent")
-    return Number(sign * value * _SCALES.get((match["scale"] or "").strip(), 1))
+        base = Fraction(match["base"])
+        return base**exponent if base or exponent > 0 else None
+    return _fraction(match["decimal"]) * Fraction(10) ** exponent
 
 
-def digits_of(clean: str) -> str | None:
-    """Return the digits of a cleaned answer as written; None if it is a fraction, a power or the like."""
-    match = _number_match(clean)
-    if match is None or match["decimal"] is None or match["exponent"] or match["scale"] or "%" in match["unit"]:
-        return None
-    return match["sign"] + match["decimal"].replace(" ", "")
+def _fraction(decimal: str) -> Fraction:
+    bare = decimal.replace(",", "").replace(" ", "").replace("_", "")
+    bare = bare.replace(".", "") if bare.count(".") > 1 else bare
+    return Fraction(f"{bare}0" if bare[-1] == "." else bare)
 
 
-def _number_match(clean: str) -> re.Match[str] | None:
-    text = _TEXT_WITH_NUMBER.sub(r" \1 ", _SCALE_IN_TEXT.sub(r"\1", value_named(clean)))
-    text = _DENIED_OTHER.sub("", " ".join(text.split()))
-    text = (_IN_PARENTHESES.fullmatch(text) or [text, text])[1].strip()
-    match = _WHOLE.fullmatch(text)
-    return match if match and is_unit(match["unit"]) else None
-
-
-def is_unit(text: str) -> bool:
-    r"""Return whether the text after a number leaves its value unchanged.
-
-    Known units do, and so do words after a space or in `\text`.
-    """
-    if not text or text.isspace():
+def is_unit(rest: str) -> bool:
+    """Return whether the text behind a number leaves its value unchanged, as units and other words do."""
+    if not rest.strip(" }"):
         return True
-    if text.lstrip()[0] in "/(" or text.count("%") > 1 or DENIES.search(text):
-        return False
+    if rest.lstrip()[0] in "/(" and not rest.lstrip().startswith(("/ ", "(s)")):
+        return bool(re.fullmatch(r"\s*/\s*(?:\\text\{)?[a-zA-Z]+\}?", rest))
     position = 0
-    while position < len(text.rstrip(" .")):
-        token = _UNIT_TOKEN.match(text, position)
-        if token is None or not _leaves_value(token, text):
+    while position < len(rest.rstrip(" .")):
+        token = _UNIT.match(rest, position)
+        if token is None or not _is_unit_token(*token.groups(), glued=position == 0 and not token[1]):
             return False
         position = token.end()
     return True
 
 
-def _leaves_value(token: re.Match[str], text: str) -> bool:
-    space, words, word, _ = token.groups()
-    if words is not None:
-        return is_unit_text(words)
+def _is_unit_token(space: str, text: str | None, word: str | None, *, glued: bool) -> bool:
+    words = re.findall(r"[a-zA-Z]+", text if text is not None else word or "")
+    if any(each.casefold() in CHANGES for each in words) or (text and (DENIES.search(text) or re.search(r"\d\d|\d\b", text))):
+        return False
     if word is None:
         return True
-    before = text[token.start() - 1 : token.start()]
     bare = word.rstrip(".")
-    if not space and before not in ("/", "("):
-        return bare in GLUED_UNITS or word in GLUED_UNITS
-    if bare.casefold() in CHANGES_BEHIND:
-        return False
-    return (
-        is_long_word(bare) or bare in SHORT_UNITS or bare in NAMES_OF_UNITS or (before == "/" and bare in LETTER_UNITS)
-    )
+    if glued:
+        return bare in GLUED
+    return bare in SHORT or (len(bare) > 3 and bool(re.search("[aeiouyAEIOU]", bare)))
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    if match["base"]:
-        return _in_base(match["digits"], _BASES.get(match["base"]) or int(match["base"]))
-    if match["mixed"]:
-        above, below = int(match["above"] or match["above2"]), int(match["below"] or match["below2"])
-        # `2\\frac{5}{3}` is a product, not a mixed number.
-        return int(match["mixed"]) + Fraction(above, below) if above < below else None
-    if match["repeated"]:
-        return _repeating(match["before"], match["once"], match["repeated"])
-    if match["upper"] or match["top"]:
-        above, below = (
-            _fraction(match[name] or match[other]) for name, other in (("upper", "top"), ("lower", "bottom"))
-        )
-        return above / below if below else None
-    exponent = int((match["exponent"] or match["power"] or "0").replace(" ", ""))
-    if abs(exponent) > MAX_EXPONENT:
+_IN_SENTENCE = re.compile(
+    rf"(?<![\w.\\^_{{}}/+*)\]])-?(?<![\w)\]]-)(?:\d+\s*\\frac\{{\d+\}}\{{\d+\}}|\d+ \d+/\d+|\\frac\{{-?\d+\}}\{{\d+\}}|{_UNSIGNED}(?:/\d+)?)"
+    rf"(?:\s+(?:{'|'.join(scale for scale in SCALES if len(scale) > 1)})\b)?(?:\s?%)?"
+)
+_CHANGED_BEFORE = re.compile(
+    r"\b(?:half|twice|thrice|double|triple|minus|negative|plus|times|(?:third|quarter|multiple|factor|square|cube|root|power)s?\s+of|or|nor"
+    r"|(?:less|more|fewer|greater|other|rather|higher|lower)\s+than|between|either|instead\s+of|step|equation|case|problem)\W*(?:of\s+)?$",
+    re.IGNORECASE,
+)
+_CHANGED_BEHIND = re.compile(
+    rf"^[\s$]*(?:(?:{'|'.join(sorted(CHANGES - _words('and to but less more fewer short below above under over') - frozenset(SCALES)))})\b"
+    r"|(?:and|but)\s+(?:a|an|some|not)\b|(?:to|through|over)\s+[\\$]*\d|out\s+of\b|[-+*/^<>=!_]|\\(?!text\{|circ|\)|\]|%)|[a-zA-Z](?![a-zA-Z'’. ])|\()"
+)
+_COMPARED = re.compile(r"^\s*(?:less|more|fewer)\b")
+_IS = re.compile(r"\b(?:is|are|was|were|be|equals)\b(?:\s*[\\$*]*$)?", re.IGNORECASE)
+_CONDITION = re.compile(r"^\W*(?:if|suppose|assume|assuming|unless|whether|let)\b", re.IGNORECASE)
+_CALCULATION = re.compile(r"<<[^<>\n]{0,200}>>")
+_OTHER_DENIED = re.compile(r",?\s+\(?(?:and\s+)?not\s+\\?\$?-?\d[\d.,]*\)?")
+
+
+def named_number(sentence: str) -> Number | None:
+    """Return the number that a sentence names as its answer; None if it names none or several, or changes it."""
+    text = " ".join(WORDS.sub(r" \1 ", _CALCULATION.sub("", sentence)).replace("**", "").replace("__", "").split())
+    text = _OTHER_DENIED.sub("", text)
+    if text.endswith("?") or DENIES.search(text) or _CONDITION.search(text):
         return None
-    digits = _fraction(match["decimal"] or "1")
-    return digits * Fraction(10) ** exponent if exponent else digits
-
-
-def _fraction(decimal: str) -> Fraction:
-    bare = decimal.replace(",", "").replace(" ", "")
-    return Fraction(f"{bare}0" if bare[-1] == "." else bare)
-
-
-def _repeating(before: str, once: str, repeated: str) -> Fraction:
-    r"""Return the value of a repeating decimal: 1/6 for `0.1\overline{6}`."""
-    leading = Fraction(int(f"{before}{once}" or "0"))
-    return (leading + Fraction(int(repeated), 10 ** len(repeated) - 1)) / 10 ** len(once)
-
-
-def _in_base(digits: str, base: int) -> Fraction | None:
-    try:
-        return Fraction(int(digits, base))
-    except ValueError:
+    before, _, behind = text.rpartition("=")
+    if before:
+        if _UNSOLVED.search(before) or not _IN_SENTENCE.match(behind.strip()):
+            return None
+        text = behind
+    if len(_values(text)) > 1 and (verb := list(_IS.finditer(text))) and re.search(r"\d", text[: verb[-1].start()]):
+        text = text[verb[-1].start() :]  # "half of 24 is 12"
+    if len(_values(text)) != 1:
         return None
-
-
-def _plain_digits(digits: str, sign: int) -> Fraction | None:
-    return Fraction(sign * int(digits)) if digits.isdecimal() else None
-
-
-def _decimal(value: Fraction) -> str | None:
-    """Return a finite decimal in plain digits; None if it has more than 12 decimal places or does not end."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    places = next((places for places in range(1, 13) if (value * 10**places).denominator == 1), None)
-    if places is None:
+    last = list(_IN_SENTENCE.finditer(text))[-1]
+    left, right = text[: last.start()], text[last.end() :]
+    word = re.match(r"\s*([a-zA-Z]+)", right)
+    if word and word[1] not in SHORT and (word.start(1) == 0 or not re.search("[aeiouAEIOU]", word[1])):
+        return None  # a product of unknowns
+    if "," in last[0] and left.rstrip().endswith(("(", "[", "{")):
+        return None  # a pair
+    if _CHANGED_BEFORE.search(left) or _CHANGED_BEHIND.search(right) or re.search(r"[-+*/^<>_\\]\s*$|\w\($", left):
         return None
-    digits = str(abs(value * 10**places).numerator).rjust(places + 1, "0")
-    sign = "-" if value < 0 else ""
-    return f"{sign}{digits[:-places]}.{digits[-places:]}"
+    if _COMPARED.search(right) and (not left.strip() or re.search(r"\b(?:is|are|was|be)\W*$", left)):
+        return None
+    if any(word.casefold() in NUMBER_WORDS for word in re.findall(r"[a-z]+", right)[:2]):
+        return None
+    return read_number(cleaned(last[0]))
 
 
-def has_digit(text: str) -> bool:
-    """Return whether a text contains a digit."""
-    return bool(_DIGIT.search(text))
+# `2x = 12`, `-x = 12`, `twice n = 12`, `x = 3, y = 12`
+_UNSOLVED = re.compile(
+    r"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\{?\d\}?|(?:^|\s)-\s*[a-zA-Z])\s*$|\b(?:half|twice|double|triple|minus)\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
+)
+
+
+def _values(text: str) -> set[Fraction | None]:
+    numbers = [read_number(cleaned(each[0])) for each in _IN_SENTENCE.finditer(text)]
+    return {number and number.value for number in numbers}
+
+
+_SENTENCE_END = re.compile(r"(?<!\b[A-Za-z])[.!?](?=[\s*$\"')\]}]|\\[)\]]|$)|\n")
+_CLAUSE_END = re.compile(
+    r"[,;:]\s+(?:so|thus|then|hence|therefore|which|giving|leaving|making|for\s+a\s+total)\b|[;:]\s"
+    r"|\b(?:so|thus|hence|therefore|then)\b,?\s+|,\s",
+    re.IGNORECASE,
+)
+
+
+def last_number(text: str) -> tuple[str, Number] | None:
+    """Return the last sentence of a text that has a number, and the number that its last clause names."""
+    tail = text[-2_000:]
+    ends = [0, *(end.end() for end in _SENTENCE_END.finditer(tail)), len(tail)]
+    sentence = next((each for start, end in reversed(list(pairwise(ends))) if re.search(r"\d", each := tail[start:end])), "")
+    starts = [0, *(end.end() for end in _CLAUSE_END.finditer(sentence))]
+    start = next((start for start in reversed(starts) if re.search(r"\d", sentence[start:])), 0)
+    clause = sentence[start:].strip()
+    if start and re.match(r"\W*(?:(?:and|or)\s+)?-?[\\$]*\d", clause) and re.search(r"\d\W*$", sentence[:start].rstrip(", ")):
+        return None  # the last of a list
+    number = None if _CONDITION.search(sentence) or sentence.rstrip().endswith("?") else named_number(cleaned(clause))
+    return None if number is None else (clause, number)

@@ -15,7 +15,6 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -82,7 +81,7 @@ def _reply(replies: Any, reply: dict[str, Any]) -> None:
 
 def _answer(algebra: "_Algebra", memory: "_AddressSpace", question: dict[str, Any]) -> dict[str, Any]:
     try:
-        verdict = algebra.compare(question["gold"], question["found"], question["ordered"])
+        verdict = algebra.compare(question["gold"], question["found"])
     except MemoryError:
         return {"verdict": "memory", "retire": True}
     except Exception as error:
@@ -112,8 +111,7 @@ def _disable_eval() -> None:
         if _INTEGER.fullmatch(text):
             return Integer(int(text))
         if _DECIMAL.fullmatch(text):
-            # Exact, so that 1.414214 is not equal to the root of 2.
-            return Rational(text)
+            return Rational(text)  # exact, so that 1.414214 is not equal to the root of 2
         raise ValueError("Text is not evaluated.")
 
     def refuse(*_: Any) -> Any:
@@ -123,62 +121,57 @@ def _disable_eval() -> None:
     sympy_parser.eval_expr = refuse
 
 
-_DECIMALS = 50
-"""Decimal places for values that cannot be compared exactly."""
-
-
 class _Algebra:
-    """math-verify 0.9, restricted to the code path that evaluates nothing as Python."""
+    """math-verify 0.9, restricted to the code path that evaluates nothing as Python, with exact comparison of values."""
 
     def __init__(self) -> None:
         from latex2sympy2_extended import NormalizationConfig
         from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-        from math_verify import LatexExtractionConfig, parse, parser, verify
+        from math_verify import LatexExtractionConfig, grader, parse, parser, verify
 
         _disable_eval()
         # Keep the case and the units: `R` is not `r`, so `R - r` is not 0, and the `m` of `5x + m` is not a unit.
         parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+        grader.sympy_numeric_eq = lambda gold, found, *_: _same_value(gold, found)
+        grader.sympy_symbolic_eq = lambda gold, found: False  # `_same_value` has decided
         normalization = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
         self._config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
         self._parse, self._verify = parse, verify
         for formula in WARM_UP:
             self._read(formula)
 
-    def compare(self, gold: list[str], found: list[str], ordered: bool) -> str:
+    def compare(self, gold: str, found: str) -> str:
         """Return `same`, `different`, `gold unreadable` or `answer unreadable`."""
-        # Pass the gold answer first, because math-verify's comparison is not symmetric.
-        expected = [self._read(each) for each in gold]
-        if None in expected:
+        expected = self._read(gold)
+        if expected is None:
             return "gold unreadable"
-        read = [self._read(each) for each in found]
-        if None in read:
+        answer = self._read(found)
+        if answer is None:
             return "answer unreadable"
-        if len(expected) != len(read):
-            return "different"
-        same = self._in_order(expected, read) if ordered else self._in_any_order(expected, read)
+        # The gold answer goes first, because math-verify's comparison is not symmetric.
+        same = self._verify(expected, answer, allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True)
         return "same" if same else "different"
 
     def _read(self, formula: str) -> Any:
         """Parse a formula; None if it cannot be read. The dollar signs make math-verify read the complete formula."""
+        from sympy import I, Symbol
+
         read = self._parse(f"${formula}$", self._config, "no_fallback", "first_match", parsing_timeout=0)
-        return read[0] if read else None
+        if not read:
+            return None
+        # One assumption for every unknown: `i` is read as real or not, by what stands around it.
+        return read[0].xreplace({each: I if each.name == "i" else Symbol(each.name, real=True) for each in read[0].free_symbols})
 
-    def _equal(self, gold: Any, found: Any) -> bool:
-        return self._verify(
-            *(gold, found, _DECIMALS, _DECIMALS), allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True
-        )
 
-    def _in_order(self, gold: list[Any], found: list[Any]) -> bool:
-        return all(self._equal(left, right) for left, right in zip(gold, found, strict=True))
+def _same_value(gold: Any, found: Any) -> bool:
+    """Return whether two values are equal, exactly: sympy proves that their difference is 0, or bounds it away from it."""
+    from sympy import MatrixBase
 
-    def _in_any_order(self, gold: Iterable[Any], found: list[Any]) -> bool:
-        left_over = list(found)
-        for each in gold:
-            match = next((index for index, other in enumerate(left_over) if self._equal(each, other)), None)
-            if match is None:
-                return False
-            del left_over[match]
-        return True
+    gold, found = gold.doit(), found.doit()
+    if isinstance(gold, MatrixBase) or isinstance(found, MatrixBase):
+        shapes = getattr(gold, "shape", ()), getattr(found, "shape", ())
+        return shapes[0] == shapes[1] and all(map(_same_value, gold.flat(), found.flat()))
+    return gold == found or bool((gold - found).equals(0))
 
 
 # Audit events that only an answer with executable code could cause. Python's documentation lists all events.

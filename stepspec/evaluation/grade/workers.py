@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.words import GradingLimits
 
 MAX_RETRIES = 2
@@ -26,6 +25,13 @@ MAX_FAILED_STARTS = 5
 START_SECONDS = 60.0
 
 _PROGRAM = Path(__file__).with_name("worker.py")
+
+
+class Question(NamedTuple):
+    """Two formulas to compare."""
+
+    gold: str
+    found: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class WorkerPool:
         self._alive: set[_GradingProcess] = set()
         self._closed = False
 
-    def ask(self, question: Question) -> GradingReply:
+    def ask(self, question: Question, seconds: float) -> GradingReply:
         """Return the verdict of computer algebra, or the reason why there is none.
 
         Raises:
@@ -79,7 +85,7 @@ class WorkerPool:
                 unchecked, worker = worker, None
                 worker = self._ready(unchecked)
                 try:
-                    reply = worker.ask(question, self._limits.seconds)
+                    reply = worker.ask(question, seconds)
                 except _WorkerTimeout:
                     reply = GradingReply("timeout")
                 except _WorkerDied:
@@ -186,7 +192,7 @@ class _GradingProcess:
         deadline = time.monotonic() + seconds
         child = self.child
         try:
-            self._write({"id": self._num_questions, **asdict(question)})
+            self._write({"id": self._num_questions, **question._asdict()})
             while self.child == child:
                 message = self._read(deadline)
                 self._handle(message)

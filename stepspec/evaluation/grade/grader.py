@@ -157,7 +157,7 @@ from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import named_number, read_number
 from stepspec.evaluation.grade.thinking import without_thinking
 from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, GradingLimits, Status, shortened
-from stepspec.evaluation.grade.workers import Question, WorkerPool
+from stepspec.evaluation.grade.workers import WorkerPool
 
 
 class Grading:
@@ -259,7 +259,7 @@ class Grading:
         limits = self._limits
         if max(len(gold), len(found)) > limits.max_formula_chars:
             raise _Undecided("parse_error", f"The formula is longer than {limits.max_formula_chars:,} characters.")
-        verdict = self._workers.ask(Question(gold, found), max(0.0, deadline - monotonic())).verdict
+        verdict = self._workers.ask(gold, found, max(0.0, deadline - monotonic()))
         if verdict in ("same", "different"):
             return verdict == "same"
         if verdict == "timeout":

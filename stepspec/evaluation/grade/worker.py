@@ -1,11 +1,8 @@
-"""Worker program that compares formulas by computer algebra, with one JSON line per question and per reply.
-
-The main process loads the libraries and forks a child that does all the work. If the child is killed, the main process
-forks another. Forking takes milliseconds, while loading the libraries takes a second or more.
+"""Worker program that compares formulas by computer algebra, with one line of JSON per question and per reply.
 
 This file imports nothing from stepspec, so that it starts fast. It reads formulas only with the LaTeX grammar of
-math-verify. Sympy's own parser evaluates its input as Python, so it is disabled. A child cannot start a process, open a
-socket or open a file for writing.
+math-verify. Sympy's own parser evaluates its input as Python, so it is disabled. The process cannot start another one,
+open a socket or open a file for writing, and exits when its memory is short.
 """
 
 import json
@@ -18,78 +15,44 @@ import time
 from functools import partial
 from typing import Any
 
-# The grammar builds its tables on demand. These formulas build the common ones before the fork, for all children.
-WARM_UP = (
-    *(r"\frac{1}{2}", "(x+1)^{2}", r"2\sqrt{3}", r"\frac{\pi}{2}", "a+b-c", "x<3", r"[1,\infty)", "1,2"),
-    *(r"\frac{x+1}{y-2}", r"\sin x", "y=2x-3", r"\log_{2} 3", "(1,2)"),
-)
+# The grammar builds its tables on demand. These formulas build the common ones before the first question.
+WARM_UP = (r"\frac{1}{2}", "(x+1)^{2}", r"2\sqrt{3}", "x<3", r"[1,\infty)", "1,2", "y=2x-3", r"\sin x")
 
 
 def main() -> None:
-    """Serve until the input ends. The first input line holds the limits; each child first writes its process id."""
-    # Unbuffered, because data that a child has buffered is lost when it is killed.
-    questions = os.fdopen(0, "rb", buffering=0, closefd=False)
-    limits = json.loads(questions.readline())
+    """Answer questions until the input ends. The first argument has the limits."""
+    limits = json.loads(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w")
-    # Library output must not be mistaken for a reply.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries must not be mistaken for a reply
+
+    def reply(line: str) -> None:
+        replies.write(json.dumps(line) + "\n")
+        replies.flush()
+
     try:
         algebra = _Algebra()
     except ImportError as error:
-        _reply(replies, {"failed": str(error)})
+        reply(str(error))
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        child = os.fork()
-        if child == 0:
-            _serve(questions, replies, algebra, limits)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == _END_OF_INPUT:
-            return
-
-
-_END_OF_INPUT, _RETIRED = 0, 3
-
-
-def _serve(questions: Any, replies: Any, algebra: "_Algebra", limits: dict[str, Any]) -> None:
-    """Answer questions in the child, then exit the process."""
-    status = _END_OF_INPUT
-    try:
-        _forbid_actions()
-        memory = _AddressSpace(limits["memory_bytes"])
-        _reply(replies, {"ready": os.getpid()})
-        while line := questions.readline():
-            _limit_cpu(limits["seconds"])
-            try:
-                question = json.loads(line)
-            except ValueError:
-                continue  # the rest of a line that a killed child had started to read
-            reply = _answer(algebra, memory, question)
-            _reply(replies, {"id": question["id"], **reply})
-            if reply["retire"]:
-                status = _RETIRED
-                break
-    except BrokenPipeError:
-        pass
-    finally:
-        os._exit(status)
-
-
-def _reply(replies: Any, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
-
-
-def _answer(algebra: "_Algebra", memory: "_AddressSpace", question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        verdict = algebra.compare(question["gold"], question["found"])
-    except MemoryError:
-        return {"verdict": "memory", "retire": True}
-    except Exception as error:
-        verdict = f"failed: {type(error).__name__}"
-    # The libraries catch every exception, including MemoryError, and report the formulas as unequal.
-    if memory.is_short():
-        return {"verdict": verdict if verdict == "same" else "memory", "retire": True}
-    return {"verdict": verdict, "retire": False}
+    _forbid_actions()
+    address_space = _address_space_bytes("VmSize")
+    if address_space:
+        most = address_space + limits["memory_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    reply("ready")
+    for line in sys.stdin:
+        _limit_cpu(limits["seconds"])
+        try:
+            verdict = algebra.compare(*json.loads(line))
+        except MemoryError:
+            verdict = "memory"
+        except Exception as error:
+            verdict = f"failed: {type(error).__name__}"
+        # The libraries catch every exception, including MemoryError, and report the formulas as unequal.
+        if verdict != "same" and _address_space_bytes("VmPeak") > address_space + limits["memory_bytes"] // 2:
+            verdict = "memory"
+        reply(verdict)
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -191,21 +154,6 @@ def _forbid_actions() -> None:
 
     sys.dont_write_bytecode = True
     sys.addaudithook(guard)
-
-
-class _AddressSpace:
-    """Limit the address space to its current size plus `spare_bytes`, if the system reports the current size."""
-
-    def __init__(self, spare_bytes: int) -> None:
-        self._limit = _address_space_bytes("VmSize") + spare_bytes
-        self._enough = self._limit - spare_bytes // 2
-        self._known = self._limit > spare_bytes
-        if self._known:
-            resource.setrlimit(resource.RLIMIT_AS, (self._limit, self._limit))
-
-    def is_short(self) -> bool:
-        """Return whether peak usage exceeded half of the spare bytes."""
-        return self._known and _address_space_bytes("VmPeak") > self._enough
 
 
 def _address_space_bytes(field: str) -> int:

@@ -3,146 +3,103 @@ r"""Text grading: find the answer, compare it exactly, and use computer algebra 
 The rules, each with examples: grader, gold answer, text, and whether it is correct or refused, which is any other
 status. `all` is every grader. The tests are made from this table.
 
-An answer is looked for in the last box, behind the last ####, behind an answer phrase, and at last in the last sentence
-with a number, in this order.
+The answer is the last box, else what stands behind ####, in <answer> or behind an answer phrase, else the last number.
     all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
-    number :: 18 :: It is \boxed{17}. The answer is 18. :: refused
-    number :: 18 :: #### 18 :: correct
+    number :: 18 :: #### **18** cups :: correct
+    number :: 18 :: <answer>18</answer> :: correct
     number :: 18 :: The answer is 18, because 9 and 9 is 18. :: correct
-    number :: 18 :: He sold 2 eggs, so he has 18 eggs left. :: correct
+    number :: 18 :: He sold 2 eggs, so he has **18** eggs left. :: correct
 Nothing in the thinking is an answer, whether it is closed or not.
     all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
-    all    :: 18 :: <think>It is \boxed{18}, or is it? :: refused
-    all    :: 18 :: It is \boxed{18}.</think> I do not know. :: refused
-    all    :: 18 :: <think>It is \boxed{17}.</think> It is \boxed{18}. :: correct
-Boxes that are joined by a comma, "and" or "or" are one answer, and answer only a question for as many parts.
+    all    :: 18 :: It is \boxed{17}.</think> It is \boxed{18}. :: correct
+Boxes with nothing but marks, "and" or "or" between them are one answer.
     all    :: 13 :: either \boxed{12} or \boxed{13} :: refused
-    all    :: 13 :: \boxed{12} is wrong, so \boxed{13} :: correct
     all    :: 13 :: \boxed{13}, or \boxed{13.0} :: correct
-    math   :: 12, 13 :: either \boxed{12} or \boxed{13} :: correct
-What stands beside a box may make another answer of it.
+    math   :: 12, 13 :: \boxed{12} and \boxed{13} :: correct
+What a formula does to its box belongs to the answer. The box may be what any other formula comes to.
     all    :: 6 :: $-\boxed{6}$ :: refused
+    all    :: -6 :: So $x = -\boxed{6}$. :: correct
     all    :: 6 :: $\boxed{6}\pi$ :: refused
-    all    :: 6 :: It is not \boxed{6}. :: refused
-    all    :: 6 :: \boxed{6} dozen :: refused
-    all    :: 6 :: \boxed{6} or 7 :: refused
-    all    :: 6 :: $x = \boxed{6}\text{ cm}^2$ :: correct
-    all    :: 6 :: \boxed{6},000 :: refused
     all    :: 6 :: (\boxed{6})^2 :: refused
-    all    :: 6 :: \boxed{6} feet 3 inches :: refused
     all    :: 6 :: (3, \boxed{6}) :: refused
-    all    :: 6 :: \boxed{5} to \boxed{6} :: refused
-    all    :: 6 :: at most \boxed{6} :: refused
+    all    :: 6 :: \boxed{6},000 :: refused
     all    :: 6 :: $x > \boxed{6}$ :: refused
+    all    :: 6 :: $2x = 5 + 1 = \boxed{6}$ :: correct
+Words behind a box are a unit, unless they make another number of it. What is denied is what the text says plainly.
+    all    :: 6 :: at least \boxed{6} more than Ann, in $\text{cm}^2$ :: correct
+    all    :: 6 :: \boxed{6} dozen :: refused
+    all    :: 6 :: \boxed{6} feet 3 inches :: refused
+    all    :: 6 :: \boxed{6} or 7 :: refused
+    all    :: 6 :: \boxed{5} to \boxed{6} :: refused
+    all    :: 6 :: It is not \boxed{6}. :: refused
     all    :: 6 :: If it were \boxed{6}, it would fit. :: refused
-The box may be what numbers or several unknowns come to, but not what a multiple or a power of one unknown is.
-    all    :: 6 :: $2x = \boxed{6}$ :: refused
-    all    :: 6 :: $x^2 = \boxed{6}$ :: refused
-    all    :: 6 :: 5 + 1 = \boxed{6} :: correct
-    all    :: 6 :: $x + y = \boxed{6}$ :: correct
-An answer that is taken back behind it is none, and neither is one for some cases only.
     all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
     all    :: 6 :: \boxed{6}. The answer is 7. :: refused
-    all    :: 6 :: \boxed{6}. It is not necessary to simplify. :: correct
+    all    :: 6 :: \boxed{6}. This is wrong if prices change. It is not necessary to simplify. :: correct
     number :: 6 :: The answer is 6. No wait, it is 7. :: refused
     number :: 6 :: The answer is 6 for Ann and 7 for Ben. :: refused
     number :: 6 :: The answer is 6, not 7. :: correct
-Styles, spaces, currencies and degrees are left out of the comparison.
-    all    :: 113 :: \boxed{\textbf{(113)}} :: correct
-    all    :: 113 :: \boxed{\mathbf{113}} :: correct
-    all    :: 113 :: \boxed{113^\circ} :: correct
+Styles, spaces, currencies and degrees are left out. Digits are one number only with marks of grouping between them.
+    all    :: 113 :: \boxed{\textbf{(113)}^\circ} :: correct
     all    :: 113 :: \boxed{\$113.00} :: correct
-Digits belong to one number only if nothing or a mark of grouping is between them.
+    all    :: 1200 :: \boxed{1{,}200} :: correct
+    all    :: 1200 :: \boxed{(1,200)} :: refused
     all    :: 12 :: \boxed{1 2} :: refused
     all    :: 12 :: \boxed{1,2} :: refused
-    all    :: 1200 :: \boxed{1,200} :: correct
-    all    :: 11111 :: \boxed{11,\!111} :: correct
-    number :: 11111 :: ANSWER: 11,\! 111 :: correct
-In brackets a comma separates.
-    all    :: 1200 :: \boxed{(1,200)} :: refused
-    math   :: (1,200) :: \boxed{1200} :: refused
-    math   :: (1,200) :: \boxed{(1, 200)} :: correct
 Words behind a number and a space are its unit; glued to it only units are that are known.
-    all    :: 7 :: \boxed{7xy} :: refused
-    all    :: 7 :: \boxed{7 xy} :: refused
-    all    :: 7 :: \boxed{7 xyz} :: refused
-    all    :: 7 :: \boxed{7 sinh} :: refused
-    all    :: 7 :: \boxed{7\sqrt{2}} :: refused
-    math   :: \frac{1}{2} :: \boxed{\frac{1}{2}bh} :: refused
     all    :: 7 :: \boxed{7 apples} :: correct
     all    :: 7 :: \boxed{7cm} :: correct
-    all    :: 12 :: \boxed{\text{12 apples}} :: correct
-A unit is compared where both have one, and a second unit is a second number.
+    all    :: 7 :: \boxed{7 xyz} :: refused
+    all    :: 7 :: \boxed{7\sqrt{2}} :: refused
     math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
     math   :: 5\text{ cm} :: \boxed{5} :: correct
     all    :: 5 :: \boxed{5\text{ feet }3\text{ inches}} :: refused
-    number :: 5 :: The answer is 5 feet 3 inches. :: refused
-Words that deny a number or make another of it are no unit, before and behind it.
-    all    :: 12 :: \boxed{\text{negative } 12} :: refused
-    all    :: 12 :: \boxed{12\text{ dozen}} :: refused
+    number :: 36 :: \boxed{3\text{ dozen}} :: correct
     all    :: 12 :: \boxed{12\text{ and a half}} :: refused
-    all    :: 12 :: \boxed{\text{half of } 12} :: refused
-    all    :: 12 :: \boxed{\text{not } 12} :: refused
-    number :: 12000000 :: \boxed{12\text{ million}} :: correct
 A sentence answers with its number if it names one and does nothing to it.
     all    :: 34 :: \boxed{\text{The largest } n \text{ is } 34.} :: correct
-    math   :: 34 :: The largest n is 34. :: correct
-    math   :: 34 :: The answer is the largest n, which is 34. :: refused
-    number :: 34 :: The largest n is certainly not 34. :: refused
     number :: 34 :: The largest n is 33 or 34. :: refused
-    number :: 34 :: If it were 34. :: refused
     number :: 34 :: Is it 34? :: refused
-    number :: 34 :: It is 34. Wait, that is wrong. :: refused
-    number :: 4 :: It is $4\sqrt{2}$. :: refused
-    number :: 3 :: It is $3x$. :: refused
-    number :: 12 :: It is minus 12. :: refused
-What an answer is the value of may stand before it, but an equation must be solved.
-    all    :: 113 :: \boxed{n=113} :: correct
-    all    :: 74 :: \boxed{\angle APC = 74^\circ} :: correct
-    all    :: 18 :: \boxed{9 + 9 = 18} :: correct
-    all    :: 12 :: \boxed{2x = 12} :: refused
-    all    :: 12 :: \boxed{-x = 12} :: refused
-    all    :: 12 :: \boxed{x=3, y=12} :: refused
-    all    :: 12 :: \boxed{\text{twice } n = 12} :: refused
+    number :: 15 :: The answer is 15 less than the total. :: refused
     number :: 12 :: Half of the answer is 12. :: refused
     number :: 12 :: Half of 24 is 12. :: correct
     number :: 12 :: She has 12 more than Ben. :: correct
-    number :: 12 :: The answer is twelve (12). :: correct
+What an answer is the value of may stand before it in a box, but an equation must be solved.
+    all    :: 74 :: \boxed{\angle APC = 74^\circ} :: correct
+    all    :: 18 :: \boxed{9 + 9 = 18} :: correct
+    math   :: 5 :: \boxed{5 = x} :: correct
+    all    :: 12 :: \boxed{2x = 12} :: refused
+    all    :: 12 :: \boxed{x=3, y=12} :: refused
     math   :: x=5 :: \boxed{y=5} :: refused
     math   :: x+y=5 :: \boxed{5} :: refused
-Numbers are compared exactly, with repeating decimals and percentages; a percentage is its number with and without the
-sign. The grader `integer` takes digits alone.
+Values are compared exactly. A percentage is its number without the sign, and a fraction or decimal what it means. The
+grader `integer` takes digits alone.
     number :: \frac{1}{3} :: \boxed{0.\overline{3}} :: correct
     number :: \frac{1}{3} :: \boxed{0.333333} :: refused
     math   :: \sqrt{2} :: \boxed{1.41421356} :: refused
+    math   :: \frac{1}{100!} :: \boxed{\frac{1}{101!}} :: refused
     number :: 50\% :: \boxed{0.5} :: correct
     number :: 50\% :: \boxed{50} :: correct
-    number :: 50\% :: \boxed{0.5\%} :: refused
+    number :: 12 :: \boxed{1200\%} :: refused
     integer :: 50 :: \boxed{50\%} :: refused
     integer :: 12 :: \boxed{\frac{24}{2}} :: refused
     math   :: 12 :: \boxed{\frac{24}{2}} :: correct
-Points, intervals and sets are three things; a list may be a set.
+    math   :: R - r :: \boxed{0} :: refused
+Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
     math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
-    math   :: -3, 3 :: \boxed{(-3,3)} :: refused
     math   :: [-3,3] :: \boxed{(-3,3)} :: refused
     math   :: \{-3,3\} :: \boxed{x = 3 \text{ or } x = -3} :: correct
+    math   :: \pm 3 :: \boxed{3, -3} :: correct
     math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
-    math   :: x=1, y=2 :: \boxed{2, 1} :: refused
-Of choices one is named, and words are compared as words.
+    math   :: (1,2) :: \boxed{y=2, x=1} :: correct
+Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.
     math   :: (A) :: \boxed{(A) and (B)} :: refused
     math   :: (A) :: \boxed{\textbf{(A) } 12} :: correct
     math   :: \text{Ann and Ben} :: \boxed{\text{Ben, Ann}} :: correct
     math   :: \text{Ann and Ben} :: \boxed{\text{Ann or Ben}} :: refused
-A time has its half of the day if the gold answer has it.
-    math   :: 5:30\text{ a.m.} :: \boxed{5:30\text{ p.m.}} :: refused
-    math   :: 5:30\text{ p.m.} :: \boxed{5:30} :: refused
+    math   :: 5:30\text{ p.m.} :: \boxed{5:30\text{ a.m.}} :: refused
     math   :: 5:30\text{ p.m.} :: \boxed{17:30} :: correct
     math   :: 5:30 :: \boxed{5:30 PM} :: correct
-Formulas that are equal are equal as written: letters keep their case, and what reads in several ways is not read.
-    math   :: 6\pi :: \boxed{2 \cdot 3\pi} :: correct
-    math   :: R - r :: \boxed{0} :: refused
-    math   :: \frac{a}{2b} :: \boxed{a/2b} :: refused
-    math   :: x+1 :: \boxed{x + 1\text{ or so}} :: refused
 """
 
 from functools import lru_cache, partial

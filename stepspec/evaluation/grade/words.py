@@ -38,12 +38,7 @@ class GradingLimits:
     max_chars: int = 1_000
     """Maximum length of an answer. Longer answers are not read."""
     max_formula_chars: int = 400
-    """Maximum length of a formula in a symbolic comparison. The next three limits also apply only to these formulas."""
-    max_depth: int = 8
-    """Maximum nesting depth of brackets of any kind."""
-    max_digits_in_a_row: int = 100
-    max_digits_of_a_value: int = 10_000
-    """Maximum digits of the value of a power, factorial or binomial."""
+    """Maximum length of a formula in a symbolic comparison."""
 
 
 def shortened(text: str, max_chars: int = MAX_ANSWER_CHARS) -> str:

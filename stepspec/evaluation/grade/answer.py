@@ -80,7 +80,12 @@ def _boxed(text: str) -> Found | None:
     content = text[first:last].strip()
     whole = _in_formula(before, content, behind)
     another = read_number(cleaned(content[:_NEAR])) is not None and bool(_OTHER_BEFORE.search(before))
-    denied = another or _is_denied_before(before) or _is_changed_behind(behind, content) or _is_taken_back(text[end : end + _FAR], content)
+    denied = (
+        another
+        or _is_denied_before(before)
+        or _is_changed_behind(behind, content)
+        or _is_taken_back(text[end : end + _FAR], content)
+    )
     return Found(whole, "box", contents[:-1], denied)
 
 
@@ -93,13 +98,17 @@ _CUT = (
     r"\n|(?<!\\)\$|\\[\[\]()]|[=<>≤≥≠≈:;&]|\\(?:leq?|geq?|neq?|approx|equiv|sim|lt|gt|implies|Rightarrow|rightarrow|to|in|pmod|q?quad)(?![a-zA-Z])"
     r"|\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|,(?!\d{3})|\.(?!\d)|\*\*|__|`|[✅🎉]"
 )
-_WORD = r"(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])"
+_WORD = r"(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[^\W\d_a-zA-Z\u0370-\u03ff]"
 _LEFT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?]\s|^\s*(?:[-*•–]\s|\(?\w{{1,2}}[.)]\s)", re.MULTILINE)
 _RIGHT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?](?=\s|$)|[!?.]*$")
-_NOTHING = re.compile(r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|[\s{}~*€£¥₹✅🎉]|US(?=\s*\\?\$?$)")
+_NOTHING = re.compile(
+    r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|[\s{}~*€£¥₹✅🎉]|US(?=\s*\\?\$?$)"
+)
 _SIGN = re.compile(r"(?:^|[\s(=:])[-−–](?:\\?\$|\\[(\[]|\{)*$")
 _RELATIONS = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)$")
-_GOES_ON = re.compile(r"\\?%|\^?\\circ|\d|,\d{3}(?!\d)|\{,\}\d|\\(?:pi|sqrt|[dt]?frac|cdot|times|e)(?![a-zA-Z])[^$\n.,;]*|\^[^\s.,;]+")
+_GOES_ON = re.compile(
+    r"\\?%|\^?\\circ|\d|,\d{3}(?!\d)|\{,\}\d|\\(?:pi|sqrt|[dt]?frac|cdot|times|e)(?![a-zA-Z])[^$\n.,;]*|\^[^\s.,;]+"
+)
 
 
 def _in_formula(before: str, content: str, behind: str) -> str:
@@ -122,7 +131,11 @@ def _in_formula(before: str, content: str, behind: str) -> str:
         if opener:
             return f"{opener[0]}{content}{right}"
     left, right = _without_brackets(left, right)
-    sign = "-" if not _NOTHING.sub("", left) and _SIGN.search(before) and not re.search(r"(?:^|\n)\s*[-–]\s+\S{0,3}$", before) else ""
+    sign = (
+        "-"
+        if not _NOTHING.sub("", left) and _SIGN.search(before) and not re.search(r"(?:^|\n)\s*[-–]\s+\S{0,3}$", before)
+        else ""
+    )
     relation = f"{cut} " if _RELATIONS.fullmatch(cut) else ""
     bare_left, bare_right = _NOTHING.sub("", left), _NOTHING.sub("", right)
     fills_gap = right_cut is not None and right_cut[0] == "=" and bool(bare_left or bare_right)
@@ -157,7 +170,9 @@ _DENIED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _OTHER = r"(?:\\?\$|\\[(\[]|\s|\*)*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
-_OTHER_BEFORE = re.compile(r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)?(?:\$|\s|\\[)\]])*\s*,?\s*\b(?:or|and|to|through)\b(?:\s|[$(*]|\\[(\[])*$|\d\$?\s*[–—-]\s*[\\$]*$")
+_OTHER_BEFORE = re.compile(
+    r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)?(?:\$|\s|\\[)\]])*\s*,?\s*\b(?:or|and|to|through)\b(?:\s|[$(*]|\\[(\[])*$|\d\$?\s*[–—-]\s*[\\$]*$"
+)
 _CLOSES = r"(?:\$|\\[)\]]|\*\*|__|\s|\})*"
 _CHANGED_BEHIND = re.compile(
     rf"{_CLOSES}(?:\\text\s*\{{\s*)?(?:{'|'.join(f'{scale}s?' for scale in SCALES if len(scale) > 1)}|squared|cubed|factorial|mod|over|plus|times\s+(?:as|the|that|\d)"
@@ -167,8 +182,13 @@ _CHANGED_BEHIND = re.compile(
     rf"|{_CLOSES}(?:if|for|when)\s[^.\n]{{0,60}}?(?:,|;|\band\b|\bor\b|\bbut\b)\s*[\\$]*-?\d+\$?\s*(?:if|for|when|otherwise)\b",
     re.IGNORECASE,
 )
-_OTHER_BEHIND = re.compile(rf"{_CLOSES}(?:[a-zA-Z]+{_CLOSES})?(?:,\s*)?\(?\s*(?:or|to|through|[–—-]){_OTHER}(?![\w.,/^*+-]*[\w/^*])", re.IGNORECASE)
-_SECOND = re.compile(rf"{_CLOSES}(?:\\text\s*\{{)?\s*(feet|foot|ft|hours?|hrs?|pounds?|lbs?|minutes?|mins?|dollars?|yards?|meters?|m|km|kg|days?|weeks?|years?)\b\}}?,?\s*(?:and\s+)?[\\$]*\d+\$?\s*(?:\\text\s*\{{)?\s*(inch(?:es)?|in|minutes?|mins?|seconds?|secs?|ounces?|oz|cents?|feet|cm|m|g|hours?|days?|months?)\b")
+_OTHER_BEHIND = re.compile(
+    rf"{_CLOSES}(?:[a-zA-Z]+{_CLOSES})?(?:,\s*)?\(?\s*(?:or|to|through|[–—-]){_OTHER}(?![\w.,/^*+-]*[\w/^*])",
+    re.IGNORECASE,
+)
+_SECOND = re.compile(
+    rf"{_CLOSES}(?:\\text\s*\{{)?\s*(feet|foot|ft|hours?|hrs?|pounds?|lbs?|minutes?|mins?|dollars?|yards?|meters?|m|km|kg|days?|weeks?|years?)\b\}}?,?\s*(?:and\s+)?[\\$]*\d+\$?\s*(?:\\text\s*\{{)?\s*(inch(?:es)?|in|minutes?|mins?|seconds?|secs?|ounces?|oz|cents?|feet|cm|m|g|hours?|days?|months?)\b"
+)
 
 
 def _is_denied_before(before: str) -> bool:
@@ -185,7 +205,10 @@ def _is_changed_behind(behind: str, content: str) -> bool:
 
 
 def _is_same(content: str, other: str) -> bool:
-    first, second = read_number(cleaned(content[:100])) or named_number(cleaned(content[:100])), read_number(cleaned(other))
+    first, second = (
+        read_number(cleaned(content[:100])) or named_number(cleaned(content[:100])),
+        read_number(cleaned(other)),
+    )
     return first is not None and second is not None and first.equals(second)
 
 
@@ -194,13 +217,22 @@ _REGRET = r"(?:(?:no|wait|actually|oops|sorry|hmm+|correction|hold\s+on|nope|but
 _WRONG = r"(?:\w+ly\s+|quite\s+)?(?:wrong|incorrect|false|mistaken|a\s+mistake|an\s+error|not\s+(?:quite\s+)?(?:right|correct|true|it\b|the\s+(?:\w+\s+)?answer))(?!\s+(?:if|when|unless|only)\b)"
 _TAKEN_BACK = re.compile(
     rf"(?:{_START}|\b(?:but|which|and|so)\s+)(?:{_REGRET})?(?:(?:which|that|this|it|(?:the|my|this|that)\s+(?:answer|result|value))\s*(?:(?:is|was|seems|must\s+be|['’]s)\s+{_WRONG}"
-    r"|(?:isn|wasn|can)['’]t\s+(?:be\s+)?(?:right|correct|true|it\b)|can\s?not\s+be\s+(?:right|correct|true))|(?:is|was)\s+" + _WRONG + ")"
+    r"|(?:isn|wasn|can)['’]t\s+(?:be\s+)?(?:right|correct|true|it\b)|can\s?not\s+be\s+(?:right|correct|true))|(?:is|was)\s+"
+    + _WRONG
+    + ")"
     rf"|{_START}{_REGRET}(?:that|this|it)?\s*(?:is|was|['’]s)?\s*(?:wrong|incorrect|not\s+right)\b"
     r"|\bI\s+(?:have\s+|['’]ve\s+)?(?:made\s+(?:a|an)\s+(?:\w+\s+)?(?:mistake|error|slip)|was\s+wrong|am\s+wrong|misread|miscounted|miscalculated|take\s+(?:it|that)\s+back)"
     r"|\b(?:scratch|strike|forget|ignore)\s+that\b|\bnever\s?mind\b|\bmy\s+(?:mistake|bad|error)\b",
     re.IGNORECASE,
 )
-_INSTEAD = re.compile(rf"(?:{_START}|[,;]\s*|\s)(?<![\w'])(?:no|wait|actually|oops|correction)\b[\s,:.!…—-]*(?:{_REGRET})?(?:(?:it|that|this|the\s+answer)\s*(?:should\s+be|must\s+be|is|['’]s)\s*(?:really|actually|rather)?\s*)?{_OTHER}", re.IGNORECASE)
+_INSTEAD = re.compile(
+    rf"(?:{_START}|[,;]\s*|\s)(?<![\w'])(?:no|wait|actually|oops|correction)\b[\s,:.!…—-]*(?:{_REGRET})?(?:(?:it|that|this|the\s+answer)\s*(?:should\s+be|must\s+be|is|['’]s)\s*(?:really|actually|rather)?\s*)?{_OTHER}",
+    re.IGNORECASE,
+)
+
+
+_REGRETS = re.compile(rf"{_START}(?:wait|hmm+|oops|sorry|correction|hold\s+on|on\s+second\s+thought|I\s+(?:forgot|missed|overlooked))\b", re.IGNORECASE)
+_COMES_TO = re.compile(rf"(?:\bis|\bbe|\bequals|=|\bget|\bgives|\bto){_OTHER}", re.IGNORECASE)
 
 
 def _is_taken_back(behind: str, content: str) -> bool:
@@ -209,11 +241,20 @@ def _is_taken_back(behind: str, content: str) -> bool:
         return True
     if any(not _is_same(content, match[1]) for match in _INSTEAD.finditer(behind)):
         return True
+    regret = _REGRETS.search(behind)
+    later = list(_COMES_TO.finditer(behind[regret.end() :])) if regret else []
+    if later and not _is_same(content, later[-1][1]):
+        return True
     stated = list(_PHRASE.finditer(behind))
     if not stated:
         return False
     later = _OTHER_STATED.match(behind[stated[-1].end() :])
-    return bool(later) and not _is_denied_before(behind[: stated[-1].start()]) and not _is_same(content, later[1]) and bool(named_number(cleaned(content)) or read_number(cleaned(content)))
+    return (
+        bool(later)
+        and not _is_denied_before(behind[: stated[-1].start()])
+        and not _is_same(content, later[1])
+        and bool(named_number(cleaned(content)) or read_number(cleaned(content)))
+    )
 
 
 _OTHER_STATED = re.compile(_OTHER)
@@ -236,18 +277,24 @@ _TAG = re.compile(r"<answer>\s*(.{1,2000}?)\s*</answer>", re.DOTALL | re.IGNOREC
 
 def _tagged(text: str) -> Found | None:
     matches = deque(_TAG.finditer(text), maxlen=1)
-    return Found(matches[0][1], "phrase", denied=_is_taken_back(text[matches[0].end() :][:_FAR], matches[0][1])) if matches else None
+    return (
+        Found(matches[0][1], "phrase", denied=_is_taken_back(text[matches[0].end() :][:_FAR], matches[0][1]))
+        if matches
+        else None
+    )
 
 
 # Possessive quantifiers, because backtracking could split a megabyte of spaces between two runs in a million ways.
 _PHRASE = re.compile(
     r"\b(?:final\s+)?answers?\b(?:\s+(?:to|of|for)\s+(?:the|this)\s+(?:\w{1,20}\s+)?(?:question|problem)\b)?[*_\s]*+"
     r"(?:(?:is|are|would\s+be|will\s+be|should\s+be|must\s+be|equals)\b|(?:is|are)(?=n['’]t\b)|[:=：])[*_\s:=]*+"
-    r"|^[ \t]*+[#*_]*+[ \t]*+final\s+answer[ \t]*+[*_]*+[ \t]*+$\s*+",
+    r"|^[ \t]*+[#*_]*+[ \t]*+(?:final\s+)?answer[ \t]*+[*_]*+[ \t]*+$\s*+(?:>\s*+)?",
     re.IGNORECASE | re.MULTILINE,
 )
 _STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
-_EXPLAINED = re.compile(r"[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*", re.DOTALL)
+_EXPLAINED = re.compile(
+    r"[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*", re.DOTALL
+)
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:
@@ -256,7 +303,9 @@ def _stated(text: str, cut_short: bool) -> Found | None:
         return None
     phrase = matches[0]
     rest = text[phrase.end() : phrase.end() + _FAR]
-    math = re.match(r"(\$\$|\\\[|\\\(|\$)(?!\s*-?\d[\d,.]*\s+[a-z])(.+?)(?<!\\)(\$\$|\\\]|\\\)|\$)(?!\d)", rest, re.DOTALL)
+    math = re.match(
+        r"(\$\$|\\\[|\\\(|\$)(?!\s*-?\d[\d,.]*\s+[a-z])(.+?)(?<!\\)(\$\$|\\\]|\\\)|\$)(?!\d)", rest, re.DOTALL
+    )
     end = _STATED_END.search(rest, math.end() if math else 0)
     if cut_short and end is None:
         return None
@@ -264,5 +313,9 @@ def _stated(text: str, cut_short: bool) -> Found | None:
     answer = answer if answer.count("**") % 2 == 0 else answer.replace("**", "")
     before = text[max(0, phrase.start() - _NEAR) : phrase.start()]
     behind = rest[end.start() :] if end else ""
-    denied = bool(DENIES.match(answer) or re.match(r"n['’]t\b", rest)) or bool(end and end[0] == "?") or _is_denied_before(f"{before} it is ")
+    denied = (
+        bool(DENIES.match(answer) or re.match(r"n['’]t\b", rest))
+        or bool(end and end[0] == "?")
+        or _is_denied_before(f"{before} it is ")
+    )
     return Found(answer, "phrase", denied=denied or _is_taken_back(behind, answer)) if answer else None

@@ -36,7 +36,7 @@ class _Comparison:
             found = value_of(found)
         elif "=" not in found and re.fullmatch(_HEAD, gold.partition("=")[0].strip()):
             gold = value_of(gold)
-        for rule in (_times, _choices):
+        for rule in (_times, _choices, _in_bases):
             if (decided := rule(gold, found)) is not None:
                 return decided
         if units_differ(gold, found):
@@ -52,7 +52,13 @@ class _Comparison:
         if words is not None or others is not None:
             return words == others
         left, right = structure_of(gold), structure_of(found)
-        if nesting < 3 and left.shape != "one" and right.shape != "one" and "union" not in (left.shape, right.shape) or left.shape == right.shape == "union":
+        if (
+            nesting < 3
+            and left.shape != "one"
+            and right.shape != "one"
+            and "union" not in (left.shape, right.shape)
+            or left.shape == right.shape == "union"
+        ):
             return self._parts_equal(left, right, nesting)
         if not _may_be_equal(gold, found, left, right):
             return False
@@ -154,7 +160,20 @@ def _times(gold: str, found: str) -> bool | None:
     return other == hour and (not half or given == half)
 
 
-_CHOICE = re.compile(r"(?:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
+_BASES = {word: str(base) for base, word in enumerate("two three four five six seven eight nine ten".split(), 2)}
+_IN_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
+
+
+def _in_bases(gold: str, found: str) -> bool | None:
+    """Compare numbers of other bases, by their digits."""
+    matches = [_IN_BASE.fullmatch(each) for each in (gold, found)]
+    if not any(matches):
+        return None
+    digits = [match and (match[1], _BASES.get(match[2], match[2])) for match in matches]
+    return digits[0] == digits[1]
+
+
+_CHOICE = re.compile(r"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
 _CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
 _OTHER_CHOICE = re.compile(r"\([A-J]\)|\b(?:and|or|nor|not)\b|&|\?|(?<![A-Za-z])[B-HJ](?![A-Za-z'])")
 
@@ -180,7 +199,9 @@ _UNITS = {
     ).split(";")
     for way in ways.split()
 }
-_UNIT_AT_END = re.compile(r"(?<=[\d}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$")
+_UNIT_AT_END = re.compile(
+    r"(?<=[\d}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$"
+)
 
 
 def units_differ(gold: str, found: str) -> bool:
@@ -191,16 +212,28 @@ def units_differ(gold: str, found: str) -> bool:
 
 
 _TRAILING = re.compile(r"(?<=[0-9a-zA-Z})!])((?:\s*\\text\{[^{}]*\})+\s*(?:\^\s*\{?\s*-?\d\s*\}?)?|\s*\^\\circ)\s*$")
-_TRAILING_WORDS = re.compile(r"(?<=[0-9})])((?:\s(?:square|cubic|units?|sq|[a-z]{2,12}))+)(?:\s*\^\s*\{?\s*-?\d\s*\}?)?$")
+_TRAILING_WORDS = re.compile(
+    r"(?<=[0-9})])((?:\s(?:square|cubic|units?|sq|[a-z]{2,12}))+)(?:\s*\^\s*\{?\s*-?\d\s*\}?)?$"
+)
 
 
 def without_unit(clean: str) -> str:
     r"""Return a formula without its trailing unit: `10\sqrt{3}` for `10\sqrt{3} \text{ cm}^2`."""
     match = _TRAILING.search(clean)
-    if match and is_unit(match[1]) and not re.search(r"\d", WORDS.sub(r"\1", re.sub(r"\^.*", "", match[1]))) and (r"\circ" not in match[1] or not re.search(r"\\(?:sin|cos|tan)", clean)):
+    if (
+        match
+        and is_unit(match[1])
+        and not re.search(r"\d", WORDS.sub(r"\1", re.sub(r"\^.*", "", match[1])))
+        and (r"\circ" not in match[1] or not re.search(r"\\(?:sin|cos|tan)", clean))
+    ):
         return clean[: match.start()].strip() or clean
     match = _TRAILING_WORDS.search(clean)
-    return clean[: match.start()] if match and all(each in _UNITS or each in ("square", "cubic", "unit", "units", "sq") for each in match[1].split()) else clean
+    return (
+        clean[: match.start()]
+        if match
+        and all(each in _UNITS or each in ("square", "cubic", "unit", "units", "sq") for each in match[1].split())
+        else clean
+    )
 
 
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
@@ -234,11 +267,15 @@ _TOKEN = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|
 _OPENING = frozenset({"(", "[", "{", r"\{", r"\langle"})
 _CLOSING = frozenset({")", "]", "}", r"\}", r"\rangle"})
 _SEPARATORS = frozenset({",", ";", "and", "or"})
-_MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?(?:matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{[a-zA-Z]*\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"\\begin\{([pbBvV]?)(?:small)?(?:matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{[a-zA-Z]*\}", re.DOTALL
+)
 _BELOW = r"(?:<|\\leq)"
 _REL = rf"\s*(<|>|\\leq|\\geq)\s*"
-_BETWEEN = re.compile(rf"([^<>=]+?){_REL}[a-zA-Z]{_REL}([^<>=]+)")
-_ONE_SIDED = re.compile(rf"[a-zA-Z]{_REL}([^<>=]+)|([^<>=]+?){_REL}[a-zA-Z]")
+_BOUND = r"((?:(?!\\[lgn]eq|\\text)[^<>=])+?)"
+_BETWEEN = re.compile(rf"{_BOUND}{_REL}[a-zA-Z]{_REL}{_BOUND}")
+_ONE_SIDED = re.compile(rf"[a-zA-Z]{_REL}{_BOUND}|{_BOUND}{_REL}[a-zA-Z]")
+_SUCH_THAT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)\\\}")
 
 
 def structure_of(clean: str) -> Structure:
@@ -247,16 +284,22 @@ def structure_of(clean: str) -> Structure:
     >>> structure_of(r"x \in (-\infty, 3]")
     Structure(shape='tuple', parts=['-\\infty', '3'], ends='(]')
     """
-    text = _interval(value_of(clean))
+    text = _interval(value_of(_SUCH_THAT.sub(r"\1", clean)))
     if re.search(r",\s", text):  # `1,000, 2,000`
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     matrix = _MATRIX.fullmatch(text.strip("[]() ") if text.startswith(("[", "(")) else text)
     if matrix:
         rows = [_split(row, frozenset({"&"})) for row in _split(matrix[2], frozenset({r"\\"})) if row.strip()]
         kind = "v" if matrix[1] in ("v", "V") else ""
-        return Structure("matrix", [cell for row in rows for cell in row], kind + "x".join(str(len(row)) for row in rows))
+        return Structure(
+            "matrix", [cell for row in rows for cell in row], kind + "x".join(str(len(row)) for row in rows)
+        )
     union = _split(text, frozenset({r"\cup"}))
-    if len(union) == 1 and len(either := _split(text, frozenset({"or"}))) > 1 and all("<" in each or ">" in each or r"\leq" in each or r"\geq" in each for each in either):
+    if (
+        len(union) == 1
+        and len(either := _split(text, frozenset({"or"}))) > 1
+        and all("<" in each or ">" in each or r"\leq" in each or r"\geq" in each for each in either)
+    ):
         union = [_interval(each) for each in either]
     if len(union) > 1:
         return Structure("union", union)
@@ -266,13 +309,19 @@ def structure_of(clean: str) -> Structure:
         if tokens[0] == r"\{":
             return Structure("one" if "|" in text or ":" in text else "set", parts)
         if len(parts) > 1 and tokens[0] != "{":
-            ends = ("(" if tokens[0] in ("]", r"\langle") else tokens[0]) + (")" if tokens[-1] in ("[", r"\rangle") else tokens[-1])
+            ends = ("(" if tokens[0] in ("]", r"\langle") else tokens[0]) + (
+                ")" if tokens[-1] in ("[", r"\rangle") else tokens[-1]
+            )
             return Structure("tuple", [part.replace("+\\infty", "\\infty") for part in parts], ends)
     parts = _plus_and_minus(_split(text, _SEPARATORS))
     if len(parts) > 1:
         return Structure("list", parts)
     ratio = text.split(":")
-    return Structure("ratio", ratio) if len(ratio) > 1 and all(part.strip() for part in ratio) else Structure("one", [text])
+    return (
+        Structure("ratio", ratio)
+        if len(ratio) > 1 and all(part.strip() for part in ratio)
+        else Structure("one", [text])
+    )
 
 
 def _depths(inner: Sequence[str]) -> bool:
@@ -291,7 +340,9 @@ def _split(text: str, separators: frozenset[str]) -> list[str]:
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING)
         depth += token.startswith(r"\begin") - token.startswith(r"\end")
-        if depth == 0 and (token in separators or (token.startswith(r"\text{") and token[6:-1].strip(" ,") in separators)):
+        if depth == 0 and (
+            token in separators or (token.startswith(r"\text{") and token[6:-1].strip(" ,") in separators)
+        ):
             parts.append("".join(part).strip())
             part = []
         else:
@@ -339,14 +390,22 @@ def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure)
     small letters for capitals, and leaves out words."""
     if ("=" in gold) != ("=" in found):
         return False
-    if {each.swapcase() for each in _LETTERS.findall(_COMMAND.sub("", found))} & ({*_LETTERS.findall(_COMMAND.sub("", gold))} - {*_LETTERS.findall(_COMMAND.sub("", found))}):
+    if {each.swapcase() for each in _LETTERS.findall(_COMMAND.sub("", found))} & (
+        {*_LETTERS.findall(_COMMAND.sub("", gold))} - {*_LETTERS.findall(_COMMAND.sub("", found))}
+    ):
         return False
     if sorted(map(str.casefold, WORDS.findall(gold))) != sorted(map(str.casefold, WORDS.findall(found))):
         return False
     shapes = {expected.shape, answer.shape}
     if shapes == {"one"}:
-        return {*_RELATION.findall(gold)} == {*_RELATION.findall(found)} or bool(_SET_LIKE.search(gold) and _SET_LIKE.search(found))
+        return {*_RELATION.findall(gold)} == {*_RELATION.findall(found)} or bool(
+            _SET_LIKE.search(gold) and _SET_LIKE.search(found)
+        )
     if "one" in shapes:
         single, other = (gold, answer) if expected.shape == "one" else (found, expected)
-        return (other.shape == "set" and len(other.parts) == 1) or (other.shape in ("tuple", "union", "set") and bool(_SET_LIKE.search(single)))
+        if other.shape == "matrix":
+            return r"\begin" in single
+        return (other.shape == "set" and len(other.parts) == 1) or (
+            other.shape in ("tuple", "union", "set") and bool(_SET_LIKE.search(single))
+        )
     return "union" in shapes and shapes <= {"union", "tuple", "set"}

@@ -113,7 +113,15 @@ from stepspec.evaluation.grade.compare import compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import named_number, read_number
 from stepspec.evaluation.grade.thinking import without_thinking
-from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, GradingLimits, Status, shortened
+from stepspec.evaluation.grade.words import (
+    MAX_ANSWER_CHARS,
+    DecidedBy,
+    Grade,
+    GraderKind,
+    GradingLimits,
+    Status,
+    shortened,
+)
 from stepspec.evaluation.grade.workers import WorkerPool
 
 
@@ -197,7 +205,11 @@ class Grading:
             return _grade("incorrect", found, "text", _DENIED)
         if self._kind == "integer":
             right = all(_is_integer(answer, gold) for answer in answers)
-            return _grade("correct", found, "number") if right else _grade("incorrect", found, "number", _differs(found.text, gold))
+            return (
+                _grade("correct", found, "number")
+                if right
+                else _grade("incorrect", found, "number", _differs(found.text, gold))
+            )
         return self._grade_answer(found, gold)
 
     def _grade_answer(self, found: Found, gold: str) -> Grade:
@@ -270,7 +282,9 @@ def extract_answer(text: str) -> str | None:
 def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
     _, mark, behind = gold.rpartition("####")
     boxes = find_answer(gold, numbers=False, cut_short=False) if r"\boxed" in gold or r"\fbox" in gold else None
-    answer = (", ".join((*boxes.others, boxes.text)) if boxes and boxes.by == "box" else behind if mark else gold).strip()
+    answer = (
+        ", ".join((*boxes.others, boxes.text)) if boxes and boxes.by == "box" else behind if mark else gold
+    ).strip()
     shown = repr(shortened(answer, 80))
     if not answer:
         raise UsageError("The gold answer is empty.")

@@ -42,7 +42,9 @@ SHORT = GLUED | _words(
     tons tips each left cc hp on at now USD row rows gems yrs yr deg rad feet foot inch sees gets"""
 )
 """Words of up to three letters that are words behind a number. Others are products of unknowns, as in `7 xy`."""
-DENIES = re.compile(r"\b(?:not|never|neither|nor|cannot|no\s+longer)\b|n['’]t\b|\b(?:anything\s+but|far\s+from)\b", re.I)
+DENIES = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|no\s+longer)\b|n['’]t\b|\b(?:anything\s+but|far\s+from)\b", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,11 @@ class Number:
         if self.percent == other.percent:
             return self.value == other.value
         share, plain = (self.value, other.value) if self.percent else (other.value, self.value)
-        return plain == share or (plain.denominator > 1 and plain == share / 100)
+        return (plain == share and abs(plain) >= 1) or plain == share == 0 or (plain.denominator > 1 and plain == share / 100)
 
 
-_DIGITS = (
-    r"(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ ]\d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3}){2,}|\d+)(?!\d)"
-)
-_UNSIGNED = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ ]\d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3})+(?=,\d{1,2}(?!\d))|\d{1,3}(?:\.\d{3}){2,}|\d+)(?!\d)"
+_UNSIGNED = rf"(?:{_DIGITS}(?:\.\d*|(?<=\.\d\d\d),\d{{1,2}}(?!\d))?|\.\d+)"
 _SIGNED = rf"[+-]?\s*{_UNSIGNED}"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:
@@ -81,6 +81,36 @@ _NUMBER = re.compile(
     )(?:\s*(?:\\text\{{\s*)?(?P<scale>{"|".join(SCALES)}|K)s?\b(?:\s+of\b)?)?(?P<percent>\s*%)?(?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
 )
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+)
+_VALUES = {word: value for value, word in enumerate(_ONES.split())} | {
+    word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
+}
+_IN_WORDS = re.compile(rf"(?:\b(?:{'|'.join((*_VALUES, 'hundred', 'thousand', 'million'))})\b[\s-]*(?:and\s+)?)+", re.IGNORECASE)
+
+
+def _in_digits(clean: str) -> str:
+    r"""Return a number with its words as digits: `-4` for `\text{negative } 4`, `4 1/2 hours` for `4 and a half hours`."""
+    bare = re.sub(r"^(?:\\text\{\s*)?(?:negative|minus)\s*\}?\s*(?=[\d\\])", "-", clean)
+    bare = re.sub(r"(?<=\d)\s*(?:\\text\{\s*)?and\s+(?:a|one)[\s-]+half\b(.*)$", r" 1/2 \\text{\1", bare) if "half" in bare else bare
+    bare = bare.replace(r"\text{}", "") if bare.count("{") == bare.count("}") else f"{bare}}}"
+    words = re.sub(r"^\\text\{\s*(?:an?\s+(?=dozen|hundred|thousand|million))?|^an?\s+(?=dozen|hundred|thousand|million)", "", clean)
+    words = re.sub(r"^dozen", "12", words)
+    match = _IN_WORDS.match(words)
+    if not match:
+        return bare if bare != clean else clean if not words.startswith("12") else words.rstrip("}")
+    total, part = 0, 0
+    for word in re.findall(r"[a-z]+", match[0].lower()):
+        if word == "hundred":
+            part = (part or 1) * 100
+        elif word in ("thousand", "million"):
+            total, part = total + (part or 1) * SCALES[word], 0
+        else:
+            part += _VALUES.get(word, 0)
+    return f"{total + part} {words[match.end() :].rstrip('}')}".strip()
+
+
 _UNIT = re.compile(
     r"(\s*)(?:\\text\{([^{}]*)\}|([a-zA-Z][a-zA-Z'’.-]*)|[/()}])(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\\circ|\d)|(?<!\})[23](?!\d))?|\s*\^\\circ"
 )
@@ -89,6 +119,7 @@ _UNIT = re.compile(
 @lru_cache(maxsize=4096)
 def read_number(clean: str) -> Number | None:
     """Return the number that a whole cleaned answer stands for, unit included; None if it is not a number."""
+    clean = _in_digits(clean)
     if clean.startswith("(") and clean.endswith(")") and "," not in clean:
         clean = clean[1:-1].strip()
     match = _NUMBER.fullmatch(clean.removeprefix("US").removeprefix("USD").removeprefix("Rs.").strip())
@@ -124,6 +155,8 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _fraction(decimal: str) -> Fraction:
+    if "." in decimal and "," in decimal[decimal.rindex(".") :]:
+        decimal = decimal.replace(".", "").replace(",", ".")  # `1.234,56`
     bare = decimal.replace(",", "").replace(" ", "").replace("_", "")
     bare = bare.replace(".", "") if bare.count(".") > 1 else bare
     return Fraction(f"{bare}0" if bare[-1] == "." else bare)
@@ -146,7 +179,9 @@ def is_unit(rest: str) -> bool:
 
 def _is_unit_token(space: str, text: str | None, word: str | None, *, glued: bool) -> bool:
     words = re.findall(r"[a-zA-Z]+", text if text is not None else word or "")
-    if any(each.casefold() in CHANGES for each in words) or (text and (DENIES.search(text) or re.search(r"\d\d|\d\b", text))):
+    if any(each.casefold() in CHANGES for each in words) or (
+        text and (DENIES.search(text) or re.search(r"\d\d|\d\b", text))
+    ):
         return False
     if word is None:
         return True
@@ -230,11 +265,17 @@ def last_number(text: str) -> tuple[str, Number] | None:
     """Return the last sentence of a text that has a number, and the number that its last clause names."""
     tail = text[-2_000:]
     ends = [0, *(end.end() for end in _SENTENCE_END.finditer(tail)), len(tail)]
-    sentence = next((each for start, end in reversed(list(pairwise(ends))) if re.search(r"\d", each := tail[start:end])), "")
+    sentence = next(
+        (each for start, end in reversed(list(pairwise(ends))) if re.search(r"\d", each := tail[start:end])), ""
+    )
     starts = [0, *(end.end() for end in _CLAUSE_END.finditer(sentence))]
     start = next((start for start in reversed(starts) if re.search(r"\d", sentence[start:])), 0)
-    clause = sentence[start:].strip()
-    if start and re.match(r"\W*(?:(?:and|or)\s+)?-?[\\$]*\d", clause) and re.search(r"\d\W*$", sentence[:start].rstrip(", ")):
+    clause = sentence[start:].strip().lstrip("> ")
+    if (
+        start
+        and re.match(r"\W*(?:(?:and|or)\s+)?-?[\\$]*\d", clause)
+        and re.search(r"\d\W*$", sentence[:start].rstrip(", "))
+    ):
         return None  # the last of a list
     number = None if _CONDITION.search(sentence) or sentence.rstrip().endswith("?") else named_number(cleaned(clause))
     return None if number is None else (clause, number)

@@ -123,7 +123,9 @@ class _Algebra:
         if not read:
             return None
         # One assumption for every unknown: `i` is read as real or not, by what stands around it.
-        return read[0].xreplace({each: I if each.name == "i" else Symbol(each.name, real=True) for each in read[0].free_symbols})
+        return read[0].xreplace(
+            {each: I if each.name == "i" else Symbol(each.name, real=True) for each in read[0].free_symbols}
+        )
 
 
 def _same_value(gold: Any, found: Any) -> bool:

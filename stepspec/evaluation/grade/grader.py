@@ -213,7 +213,7 @@ class Grading:
         return self._grade_answer(found, gold)
 
     def _grade_answer(self, found: Found, gold: str) -> Grade:
-        algebra = partial(self._same_formulas, monotonic() + self._limits.seconds)
+        algebra = partial(self._same_formulas, monotonic() + 2 * self._limits.seconds)
         try:
             # Joined boxes are one answer, unless they all say the same.
             text = ", ".join((*found.others, found.text))

@@ -92,23 +92,22 @@ _IN_WORDS = re.compile(rf"(?:\b(?:{'|'.join((*_VALUES, 'hundred', 'thousand', 'm
 
 def _in_digits(clean: str) -> str:
     r"""Return a number with its words as digits: `-4` for `\text{negative } 4`, `4 1/2 hours` for `4 and a half hours`."""
-    bare = re.sub(r"^(?:\\text\{\s*)?(?:negative|minus)\s*\}?\s*(?=[\d\\])", "-", clean)
-    bare = re.sub(r"(?<=\d)\s*(?:\\text\{\s*)?and\s+(?:a|one)[\s-]+half\b(.*)$", r" 1/2 \\text{\1", bare) if "half" in bare else bare
-    bare = bare.replace(r"\text{}", "") if bare.count("{") == bare.count("}") else f"{bare}}}"
-    words = re.sub(r"^\\text\{\s*(?:an?\s+(?=dozen|hundred|thousand|million))?|^an?\s+(?=dozen|hundred|thousand|million)", "", clean)
-    words = re.sub(r"^dozen", "12", words)
-    match = _IN_WORDS.match(words)
-    if not match:
-        return bare if bare != clean else clean if not words.startswith("12") else words.rstrip("}")
-    total, part = 0, 0
-    for word in re.findall(r"[a-z]+", match[0].lower()):
-        if word == "hundred":
-            part = (part or 1) * 100
-        elif word in ("thousand", "million"):
-            total, part = total + (part or 1) * SCALES[word], 0
-        else:
-            part += _VALUES.get(word, 0)
-    return f"{total + part} {words[match.end() :].rstrip('}')}".strip()
+    plain = " ".join(WORDS.sub(r" \1 ", clean).split())
+    text = re.sub(r"^(?:negative|minus)\s+(?=[\d\\])", "-", plain, flags=re.IGNORECASE)
+    text = re.sub(r"(?<=\d) and (?:a|one)[ -]half\b", " 1/2", text)
+    text = re.sub(r"^an?\s+(?=dozen|hundred|thousand|million)", "one ", text, flags=re.IGNORECASE)
+    match = _IN_WORDS.match(text)
+    if match:
+        total = part = 0
+        for word in re.findall(r"[a-z]+", match[0].lower()):
+            if word == "hundred":
+                part = (part or 1) * 100
+            elif word in ("thousand", "million"):
+                total, part = total + (part or 1) * SCALES[word], 0
+            else:
+                part += _VALUES.get(word, 0)
+        text = f"{total + part} {text[match.end() :]}".strip()
+    return clean if text == plain else text
 
 
 _UNIT = re.compile(

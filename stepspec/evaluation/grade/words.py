@@ -30,7 +30,8 @@ class GradingLimits:
     """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
 
     seconds: float = 2.0
-    """Wall-clock seconds for symbolic comparison, measured outside the worker process."""
+    """Processor seconds for a symbolic comparison. All those of an answer take at most twice as
+    many seconds on the clock."""
     memory_bytes: int = 2**30
     """Address space of a worker beyond its imports, in bytes. Enforced only on systems with `/proc`."""
     max_text_chars: int = 250_000

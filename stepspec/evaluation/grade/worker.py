@@ -6,12 +6,11 @@ open a socket or open a file for writing, and exits when its memory is short.
 """
 
 import json
-import math
 import os
 import re
 import resource
+import signal
 import sys
-import time
 from functools import partial
 from typing import Any
 
@@ -42,7 +41,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     reply("ready")
     for line in sys.stdin:
-        _limit_cpu(limits["seconds"])
+        signal.setitimer(signal.ITIMER_VIRTUAL, limits["seconds"])  # processor time; its signal ends the process
         try:
             verdict = algebra.compare(*json.loads(line))
         except MemoryError:
@@ -101,7 +100,7 @@ class _Algebra:
         self._config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
         self._parse, self._verify = parse, verify
         for formula in WARM_UP:
-            self._read(formula)
+            self.compare(formula, f"{formula}+0")
 
     def compare(self, gold: str, found: str) -> str:
         """Return `same`, `different`, `gold unreadable` or `answer unreadable`."""
@@ -166,15 +165,6 @@ def _address_space_bytes(field: str) -> int:
     except (OSError, StopIteration):
         return 0
     return int(line.split()[1]) * 1024
-
-
-def _limit_cpu(seconds: float) -> None:
-    """Limit the CPU time of the next question.
-
-    This stops a worker whose parent is gone or too busy to stop it. Otherwise the parent's time limit applies first.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -41,8 +42,8 @@ class WorkerPool:
         self._alive: set[_WorkerProcess] = set()
         self._closed = False
 
-    def ask(self, gold: str, found: str, seconds: float | None = None) -> str:
-        """Return `same` or `different`, or why two formulas could not be compared: `timeout`, `memory`, `died`,
+    def ask(self, gold: str, found: str, seconds: float) -> str:
+        """Return within `seconds` on the clock `same` or `different`, or why two formulas could not be compared: `timeout`, `memory`, `died`,
         `gold unreadable`, `answer unreadable` or `failed: ...`.
 
         Raises:
@@ -53,7 +54,7 @@ class WorkerPool:
             for _ in range(1 + MAX_RETRIES):
                 idle, worker = worker, None  # a worker that does not start is not put back
                 worker = idle or self._started()
-                verdict = worker.ask([gold, found], self._limits.seconds if seconds is None else seconds)
+                verdict = worker.ask([gold, found], seconds)
                 if verdict not in ("timeout", "memory", "died"):
                     return verdict
                 self._discard(worker)
@@ -139,7 +140,7 @@ class _WorkerProcess:
                     return "timeout"
                 more = os.read(self.process.stdout.fileno(), 65_536)
                 if not more:
-                    return "died"
+                    return "timeout" if self.process.wait() == -signal.SIGVTALRM else "died"
                 received += more
         return json.loads(received)
 

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.bench.hostile import CODE, FAMILIES, hostile_texts
-from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading, GradingLimits
-from stepspec.evaluation.grade.caps import refusal
-from stepspec.evaluation.grade.latex import cleaned
+from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading
 
 GOLDS = ("12", r"x^2+\sqrt{2}", r"\left(\frac{\pi}{2}, 3\right)", r"\text{no}")
 LATEX = st.text(alphabet="\\{}()[]$^_&%#~!|=<>+-*/.,;:' \n0123456789xyabeoxfrcsqt", max_size=200)
@@ -33,17 +31,10 @@ def test_hostile_texts_of_every_family_are_graded(math: Grading, seed: int) -> N
         grade = math.grade(text, GOLDS[index // len(FAMILIES) % len(GOLDS)])
         num_timeouts += grade.status == "timeout"
         assert "ended again" not in (grade.why or "")
-    # The caps must prevent most timeouts, because each timeout is expensive.
     assert num_timeouts <= 12
 
 
 LONG = 250_000
-
-
-def test_only_the_end_of_a_very_long_text_is_read() -> None:
-    with Grading("number") as grading:
-        assert grading.grade("x " * 1_000_000 + r"\boxed{18}", "18").status == "correct"
-        assert grading.grade(r"\boxed{18}" + "x " * 1_000_000, "18").status == "no_answer"
 
 
 @pytest.mark.parametrize(
@@ -98,68 +89,14 @@ def test_long_repetitive_texts_are_graded_in_linear_time(repeated: str, around: 
 
 @pytest.mark.parametrize(
     "formula",
-    [
-        *(
-            "9^{9^{9^9}}",
-            "((9^{999})^{999})^{999}",
-            "99999!",
-            "((9!)!)!",
-            r"\binom{10^9}{5}",
-            "2^{10^{9}}",
-            "3!!!!",
-        ),
-        *(
-            r"\sum_{k=1}^{10^{9}} k",
-            r"\int_0^1 x",
-            "(x+y+1)^{99}(x+z)^{99}",
-            "(" * 9 + ")" * 9,
-        ),
-        *(
-            "1" * 101,
-            "x+" * 300,
-            "lambda: 0",
-            "x.__class__",
-            "a=b=c=d=e",
-            "|" * 20,
-            "é",
-            "x\x00",
-            "1e99999",
-            r"\lim_{x\to 0} x",
-        ),
-    ],
-)
-def test_costly_formulas_are_rejected_before_computer_algebra(formula: str) -> None:
-    why = refusal(cleaned(formula), GradingLimits())
-    assert why
-    assert why.endswith(".")
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        *(
-            "2^{100}",
-            "x^{2024}-1",
-            r"e^{-x^2/2}",
-            "2^{2^3}",
-            "20!",
-            r"\binom{52}{5}",
-            r"\frac{1}{1+\frac{1}{x}}",
-            r"\sqrt{2+\sqrt{3}}",
-        ),
-        *(
-            r"\left(\frac{1}{2}\right)^{10}",
-            "x^5-5x^3+4x",
-            r"\sum_{k=0}^{n} 2^k",
-            "3^{n+1}",
-            r"10^{100}",
-            "(x-1)(x+2)(x^2+1)",
-            "-1 < x < 1",
-        ),
-    ],
-)
-def test_typical_answers_are_not_rejected(formula: str) -> None:
-    assert refusal(cleaned(formula).replace(r"\sum", r"\Sigma"), GradingLimits()) is None
+    ["9^{9^{9^9}}", "((9^{999})^{999})^{999}", "99999!", "((9!)!)!", r"\binom{10^9}{5}", r"\sum_{k=1}^{10^{9}} k",
+     "(x+y+1)^{99}(x+z)^{99}", "(" * 9 + ")" * 9, "1" * 101, "x+" * 300, "lambda: 0", "x.__class__", "a=b=c=d=e", "|" * 20,
+     "x\x00", "1e99999", r"\lim_{x\to 0} x", r"\operatorname{ones}(100000)"],
+)  # fmt: skip
+def test_no_formula_takes_5_s(math: Grading, formula: str) -> None:
+    start = time.monotonic()
+    assert math.grade(rf"\boxed{{{formula}}}", r"\sqrt{7}").status != "correct"
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("program", CODE)
@@ -174,7 +111,7 @@ def test_programs_are_not_executed(math: Grading, tmp_path: Path, program: str, 
 
 
 def test_a_worker_does_not_execute_programs(tmp_path: Path) -> None:
-    """Calls the code of a worker directly, without the caps."""
+    """Calls the code of a worker directly."""
     file = tmp_path / "made"
     questions = [program.format(file) for program in CODE] + [rf"\text{{{program.format(file)}}}" for program in CODE]
     program = f"""
@@ -184,7 +121,7 @@ algebra = worker._Algebra()
 import sympy
 for question in {questions!r}:
     try:
-        algebra.compare([question], [question], True)
+        algebra.compare(question, question)
     except Exception:
         pass
     try:

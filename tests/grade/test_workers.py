@@ -17,7 +17,6 @@ import pytest
 
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.grade import Grade, Grading, GradingLimits
-from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.workers import WorkerPool
 
 HANGS = Question(("x+1",), (r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}",))

@@ -1,9 +1,14 @@
-"""The commands `stepspec` and `python -m evals.bench` in this process, which has loaded the libraries already."""
+"""The commands `stepspec` and `python -m evals.bench` in this process, which has loaded the libraries already.
+
+Those that need a process of their own start faster without PyTorch, if their engines are scripted.
+"""
 
 import io
+import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +40,14 @@ def stepspec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command of `python -m evals.bench`."""
     return run(benchmarks, *arguments)
+
+
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Hide PyTorch from the processes that start meanwhile. Loading it takes them 4 s of processor time each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("without_torch")), prepend=os.pathsep)
+        yield
 
 
 def command_of(*words: str) -> Any:

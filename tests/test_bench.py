@@ -88,6 +88,12 @@ def test_code_lines_have_no_comments_and_no_docstrings_of_any_kind() -> None:
     assert {"stepspec/loop", "evals/bench", "stepspec, all"} <= {*re.findall(r"[\w/]+(?:, all)?", found)}
 
 
+@pytest.fixture
+def _few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evals.bench.engine.PROMPTS_PER_PLACE", 2)
+
+
+@pytest.mark.usefixtures("_few_prompts")
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     done = bench("engine", *SMALL, "--batch", "1", "--batch", "2", "--json", tmp_path / "new" / "figures.json")
     assert done.returncode == 0, done.stderr
@@ -110,6 +116,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert 0.4 < drafted["acceptance"] <= 1
 
 
+@pytest.mark.usefixtures("_few_prompts")
 def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = bench("engine", "--batch", "1", "--tokens", "12", "--turns", "2", "--drafter", "draft-model", "--json", file)
@@ -179,8 +186,12 @@ def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: 
 
 def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     """Nothing of a draft that never answers is in the text. Times of so few problems show nothing."""
-    file, of_drafts = tmp_path / "overhead.json", ("--kind", "random", "--kind", "stalling")
-    done = bench("overhead", *of_drafts, "--limit", "2", "--concurrency", "2", "--json", file)
+    file, policy = tmp_path / "overhead.json", tmp_path / "impatient.toml"
+    # Before the speed of the target is known, only this limit ends a draft.
+    text = load_policy("two-level")[1]
+    policy.write_text(text.replace("[step]\n", "[step]\ndraft_deadline_s = 0.5\n"))
+    arguments = ("--policy", policy, "--kind", "random", "--kind", "stalling", "--limit", "2", "--concurrency", "2")
+    done = bench("overhead", *arguments, "--json", file)
     assert done.returncode in (0, 1), done.stderr
     found = Overheads.model_validate_json(file.read_bytes())
     assert done.returncode == (not found.holds)
@@ -191,7 +202,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert stalling.ratio > 0
     assert stalling.ratio_ci is None, "from a single block of problems"
     assert "stalling" in done.stdout
-    assert "two-level on gsm-mini, temperature 0; " in measured_block("overhead", file)
+    assert f"{policy} on gsm-mini, temperature 0; " in measured_block("overhead", file)
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2
     assert "Did you mean 'stalling'?" in refused.stderr

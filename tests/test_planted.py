@@ -141,7 +141,7 @@ def test_a_policy_that_loses_nothing_passes_as_matched_once_there_are_enough_pro
     assert share([each.matched is not None and each.matched.policy == "harmless" for each in many]) >= 0.8
 
 
-@settings(max_examples=8)
+@settings(max_examples=20)
 @given(
     lost=st.floats(0.0, 0.2),
     gained=st.floats(0.0, 0.1),

@@ -122,8 +122,8 @@ def test_figures_of_a_plan_follow_their_definitions() -> None:
 
 
 def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (plan_gpus(costs(), Requirements(10.0, 6.0, 4), gpus).simulated for gpus in (8, 800))
-    assert many.agents / few.agents == pytest.approx(100, rel=0.1)
+    few, many = (plan_gpus(costs(), Requirements(10.0, 6.0, 4), gpus).simulated for gpus in (8, 80))
+    assert many.agents / few.agents == pytest.approx(10, rel=0.1)
     assert few.p95_s <= 6.0
     assert many.p95_s <= 6.0
     monkeypatch.setattr("stepspec.capacity.plan.MAX_AGENTS", 20)
@@ -364,7 +364,7 @@ def test_costs_of_a_service_are_those_of_its_script() -> None:
     async def measure() -> tuple[list[LoadCosts], float]:
         async with make_client("http://{}:{}".format(*service.address)) as requests:
             loads = [
-                await load_costs(requests, [body] * 6, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
+                await load_costs(requests, [body] * 15, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
             ]
         async with Client(service.address) as client:
             measured, requests_per_s = await use(client, repeat(asked), 4, 0.2, 12, seed=0)

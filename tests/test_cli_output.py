@@ -52,13 +52,17 @@ def test_the_answer_is_on_standard_output_and_the_rest_on_stderr() -> None:
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
-def test_a_terminal_without_colors_shows_who_wrote_each_step() -> None:
-    environment = os.environ | {"TERM": "xterm", "NO_COLOR": "1"}
-    words = shlex.join(command("run", QUESTION))
-    done = subprocess.run(["script", "-qec", words, os.devnull], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "\x1b[" not in done.stdout
-    assert LABEL.search(done.stdout)
+def test_a_terminal_without_colors_shows_who_wrote_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    printed: dict[bool, str] = {}
+    for coloured in (False, True):
+        monkeypatch.setenv("NO_COLOR", "" if coloured else "1")
+        with monkeypatch.context() as patched:
+            patched.setattr(StringIO, "isatty", lambda _: True)
+            printed[coloured] = stepspec("run", QUESTION).stderr
+    assert "\x1b[" not in printed[False]
+    assert LABEL.search(printed[False])
+    assert "\x1b[" in printed[True]
 
 
 def test_json_is_one_option_with_one_meaning() -> None:
@@ -172,8 +176,8 @@ def test_a_closed_pipe_prints_no_traceback() -> None:
     """Also where the request is still running."""
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command("run", QUESTION), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
-    os.close(writing)
+    with os.fdopen(writing, "w") as closed, monkeypatch.context() as patched:
+        done = stepspec("run", QUESTION)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
 

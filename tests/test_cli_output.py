@@ -179,9 +179,14 @@ def test_a_closed_pipe_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     os.close(reading)
     err = StringIO()
     monkeypatch.setattr(sys, "argv", ["stepspec", "run", QUESTION])
-    with suppress(BrokenPipeError), os.fdopen(writing, "w") as out:  # closing it writes what is left
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-            run_program(app, "stepspec")
+    with (
+        suppress(BrokenPipeError),  # closing the stream writes what is left
+        os.fdopen(writing, "w") as out,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        run_program(app, "stepspec")
     assert end.value.code == 1, err.getvalue()
     assert "Traceback" not in err.getvalue()
 

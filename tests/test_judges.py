@@ -433,7 +433,8 @@ def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path, monke
     finally:
         _installed.cache_clear()
     assert result.counts.steps_accepted > 0, result
-    assert all(score < 0 for step in result.steps for score in step.scores.values()), result.steps
+    scores = [score for step in result.steps for score in step.scores.values()]
+    assert all(score is not None and score < 0 for score in scores), result.steps
 
 
 class Particular(Failing):

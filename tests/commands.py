@@ -22,9 +22,18 @@ from stepspec.cli import app
 from stepspec.cli.program import run_program
 
 
-def run(commands: typer.Typer, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(
+    commands: typer.Typer, *arguments: str | Path, stream: type[io.StringIO] = io.StringIO
+) -> subprocess.CompletedProcess[str]:
     """Run a command and return its exit code and output, as of a process."""
-    words, out, err = ["stepspec", *map(str, arguments)], io.StringIO(), io.StringIO()
+    words, out, err = ["stepspec", *map(str, arguments)], stream(), stream()
     argv, ends = mock.patch.object(sys, "argv", words), pytest.raises(SystemExit)
     with argv, redirect_stdout(out), redirect_stderr(err), ends as end:
         run_program(commands, "stepspec")
@@ -32,9 +41,9 @@ def run(commands: typer.Typer, *arguments: str | Path) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(words, end.value.code or 0, out.getvalue(), err.getvalue())
 
 
-def stepspec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def stepspec(*arguments: str | Path, stream: type[io.StringIO] = io.StringIO) -> subprocess.CompletedProcess[str]:
     """Run a command of `stepspec`."""
-    return run(app, *arguments)
+    return run(app, *arguments, stream=stream)
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

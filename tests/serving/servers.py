@@ -44,8 +44,14 @@ class VllmForks:
 
     def __init__(self) -> None:
         command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py"))]
+        # In a session of its own, so that a signal to the tests' group does not end it before it has killed its forks.
         self.process = subprocess.Popen(
-            command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     @contextmanager

@@ -130,12 +130,12 @@ async def assert_right(
 
 # Under `engine` few calls are made for a request, and every fault must be among them.
 @pytest.mark.parametrize(
-    ("policy", "target_share", "draft_share", "num_requests"),
+    ("policy", "target_share", "draft_share", "num_requests", "max_tokens"),
     [
-        ("engine", 0.5, 0.0, 20),
-        (STEADY, 0.15, 0.5, 8),
-        pytest.param("engine", 0.4, 0.0, 200, marks=pytest.mark.soak),
-        pytest.param(STEADY, 0.06, 0.2, 200, marks=pytest.mark.soak),
+        ("engine", 0.5, 0.0, 20, 100),
+        (STEADY, 0.15, 0.5, 8, 250),
+        pytest.param("engine", 0.4, 0.0, 200, 400, marks=pytest.mark.soak),
+        pytest.param(STEADY, 0.06, 0.2, 200, 400, marks=pytest.mark.soak),
     ],
 )
 async def test_under_faults_every_answer_is_right_or_an_error(
@@ -143,6 +143,7 @@ async def test_under_faults_every_answer_is_right_or_an_error(
     target_share: float,
     draft_share: float,
     num_requests: int,
+    max_tokens: int,
     target_port: int,
     draft_port: int,
     checker: TorchEngine,
@@ -164,7 +165,7 @@ async def test_under_faults_every_answer_is_right_or_an_error(
         async def answer(question: str) -> Result | TargetError:
             async with semaphore, asyncio.timeout(DEADLINE_S):
                 try:
-                    return await spec.generate(question, max_tokens=100)
+                    return await spec.generate(question, max_tokens=max_tokens)
                 except TargetError as error:
                     return error
 

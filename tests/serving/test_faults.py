@@ -133,7 +133,7 @@ async def assert_right(
     ("policy", "target_share", "draft_share", "num_requests", "max_tokens"),
     [
         ("engine", 0.5, 0.0, 20, 100),
-        (STEADY, 0.15, 0.5, 8, 250),
+        (STEADY, 0.06, 0.5, 8, 250),
         pytest.param("engine", 0.4, 0.0, 200, 400, marks=pytest.mark.soak),
         pytest.param(STEADY, 0.06, 0.2, 200, 400, marks=pytest.mark.soak),
     ],

@@ -68,7 +68,7 @@ demo: $(DEMO_INSTALLED)  ## compare policies on the embedded pair of models
 
 env: $(INSTALLED)  ## make the whole environment, which check and test use
 
-bench: $(INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
+bench: $(DEMO_INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
 	@$(BIN)/python -m evals.bench --help
 
 test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests

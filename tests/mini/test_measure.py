@@ -41,7 +41,7 @@ def test_there_is_no_area_without_steps_of_both_kinds() -> None:
     assert judging_figures([])["steps"] == 0
 
 
-@pytest.mark.parametrize("num_problems", [24, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_problems", [16, pytest.param(100, marks=pytest.mark.soak)])
 def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length(num_problems: int) -> None:
     """The bounds for 100 problems: a pair as good as the card says misses them once in a thousand runs."""
     figures = asyncio.run(measure("solutions", num_problems))
@@ -52,7 +52,8 @@ def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length(nu
     assert 15 <= figures["target"]["mean_step_tokens"] <= 40
 
 
-@pytest.mark.parametrize("num_problems", [16, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("num_problems", [16, 60])
 def test_the_target_separates_right_draft_steps_from_wrong_ones(num_problems: int) -> None:
     figures = asyncio.run(measure("judging", num_problems))
     scores = {name: each["area"] for name, each in figures["scores"].items()}

@@ -68,11 +68,12 @@ demo: $(DEMO_INSTALLED)  ## compare policies on the embedded pair of models
 
 env: $(INSTALLED)  ## make the whole environment, which check and test use
 
-bench: $(INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
+bench: $(DEMO_INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
 	@$(BIN)/python -m evals.bench --help
 
+# The tests start many processes, which take a second or two less where they find the modules compiled.
 test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
-	$(BIN)/python -m pytest -n logical --maxprocesses 4
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED)  ## lint, format, words, types and manifests
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tomlkit
 from commands import bench, stepspec
 from typer.testing import CliRunner
 
@@ -82,12 +83,19 @@ def test_the_probe_of_a_gpu_runs_on_a_cpu_and_stores_each_section(tmp_path: Path
     assert "Did you mean 'rounds'?" in str(refused.exception)
 
 
-def test_code_lines_have_no_comments_and_no_docstrings_of_any_kind() -> None:
+def test_code_lines_have_no_comments_and_no_docstrings_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_lines(MODULE) == 7
+    monkeypatch.setattr("evals.bench.size.ROOTS", ("evals",))
     found = CliRunner().invoke(app, ["size"], catch_exceptions=False).output
-    assert {"stepspec/loop", "evals/bench", "stepspec, all"} <= {*re.findall(r"[\w/]+(?:, all)?", found)}
+    assert {"evals/training", "evals/bench", "evals, all"} <= {*re.findall(r"[\w/]+(?:, all)?", found)}
 
 
+@pytest.fixture
+def _few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evals.bench.engine.PROMPTS_PER_PLACE", 2)
+
+
+@pytest.mark.usefixtures("_few_prompts")
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     done = bench("engine", *SMALL, "--batch", "1", "--batch", "2", "--json", tmp_path / "new" / "figures.json")
     assert done.returncode == 0, done.stderr
@@ -110,6 +118,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert 0.4 < drafted["acceptance"] <= 1
 
 
+@pytest.mark.usefixtures("_few_prompts")
 def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = bench("engine", "--batch", "1", "--tokens", "12", "--turns", "2", "--drafter", "draft-model", "--json", file)
@@ -167,10 +176,10 @@ def test_invalid_arguments_are_refused_in_a_sentence(
 
 def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: Path) -> None:
     file = tmp_path / "controller.json"
-    done = bench("controller", "--context", "100", "--context", "2000", "--concurrent", "3", "--json", file)
+    done = bench("controller", "--context", "100", "--context", "1000", "--concurrent", "2", "--json", file)
     assert done.returncode == 0, done.stderr
     short, long = json.loads(file.read_text())["results"]
-    assert (short["context"], long["context"], short["concurrent"]) == (100, 2000, 3)
+    assert (short["context"], long["context"], short["concurrent"]) == (100, 1000, 2)
     assert short["steps"] == long["steps"] > 100
     for each in (short, long):
         assert all(each[figure] > 0 for figure in ("ms", "memory_bytes", "transport_ms"))
@@ -179,8 +188,13 @@ def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: 
 
 def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     """Nothing of a draft that never answers is in the text. Times of so few problems show nothing."""
-    file, of_drafts = tmp_path / "overhead.json", ("--kind", "random", "--kind", "stalling")
-    done = bench("overhead", *of_drafts, "--limit", "2", "--concurrency", "2", "--json", file)
+    file, policy = tmp_path / "overhead.json", tmp_path / "impatient.toml"
+    given = load_policy("two-level")[0].model_dump(mode="json", exclude_none=True)
+    given["step"]["draft_deadline_s"] = 0.5  # before the target's speed is known, only this ends the wait for a draft
+    changed = {name: table for name, table in given.items() if name not in ("certificate", "temperatures")}
+    policy.write_text(tomlkit.dumps(changed))
+    arguments = ("--policy", policy, "--kind", "random", "--kind", "stalling", "--limit", "2", "--concurrency", "2")
+    done = bench("overhead", *arguments, "--json", file)
     assert done.returncode in (0, 1), done.stderr
     found = Overheads.model_validate_json(file.read_bytes())
     assert done.returncode == (not found.holds)
@@ -191,7 +205,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert stalling.ratio > 0
     assert stalling.ratio_ci is None, "from a single block of problems"
     assert "stalling" in done.stdout
-    assert "two-level on gsm-mini, temperature 0; " in measured_block("overhead", file)
+    assert f"{policy} on gsm-mini, temperature 0; " in measured_block("overhead", file)
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2
     assert "Did you mean 'stalling'?" in refused.stderr
@@ -226,7 +240,8 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(
     assert "leaves no room" in refused.stderr
 
 
-def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
+def test_exact_policies_are_compared_with_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evals.bench.exactness.PERMUTATIONS", 999)
     file = tmp_path / "exact.json"
     done = bench("exactness", "--limit", "1", "--samples", "10", "--json", file)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,8 +5,8 @@ import json
 import os
 import selectors
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from evals.bench.service.instant import Instant, InstantFigures
 from evals.bench.service.load import closed_loop, even_times, open_arrivals, percentiles, poisson_times
 from evals.bench.service.overload import Overload, OverloadFigures, overload
 from evals.bench.service.process import Service, StartedService, scripted_command, started
-from evals.bench.service.records import Scenario, rows_of
+from evals.bench.service.records import Scenario, finish_scenario, rows_of
 from evals.bench.service.script import Script
 from evals.bench.service.streams import StreamFigures, Streams, streams
 from stepspec.evaluation.records import Percentiles
@@ -398,24 +398,35 @@ def test_throughput_is_checked_against_the_target_and_against_one_request(
     assert Concurrency(**CONDITIONS, **about, results=[one, many]).holds == holds
 
 
+SCRIPT = Script(3, 0.0, 0.2)
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[StartedService]:
+    """A scripted service. The last test of this file ends it."""
+    with started(scripted_command(SCRIPT, max_running=4, max_queued=2)) as service:
+        yield service
+
+
 def test_the_command_writes_its_figures_and_ends_with_1_if_one_is_past_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: StartedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evals.bench.service.instant.TURNS", 20)
+    monkeypatch.setattr("evals.bench.service.instant.TURNS", 1)
+    monkeypatch.setattr("evals.bench.service.instant.BLOCKS", 2)
+    monkeypatch.setattr("evals.bench.service.instant.started", lambda command: nullcontext(scripted))
     file = tmp_path / "instant.json"
-    arguments = ["service.instant", "--requests", "20", "--concurrency", "2", "--json", str(file)]
+    arguments = ["service.instant", "--requests", "10", "--concurrency", "4", "--json", str(file)]
     result = CliRunner().invoke(app, arguments)
     found = Instant.model_validate_json(file.read_text("utf-8"))
     assert found.figures.failed == 0
-    assert result.exit_code == (0 if found.holds else 1)
+    assert not found.holds, "it takes longer than an instant one"
+    assert result.exit_code == 1
+    finish_scenario([], GOOD[0], None)  # ends as usual
 
 
-def test_the_scripted_service_keeps_its_script_and_its_limits() -> None:
-    script = Script(3, 0.0, 0.2)
-    with started(scripted_command(script, max_running=4, max_queued=2)) as service:
-        seen = asyncio.run(_seen(service, script))
-        end = asyncio.run(end_under_load(service, concurrency=8, load_s=0.5))
-    figures, burst, in_flight, num_tasks = seen
+def test_the_scripted_service_keeps_its_script_and_its_limits(scripted: StartedService) -> None:
+    figures, burst, in_flight, num_tasks = asyncio.run(_seen(scripted))
+    end = asyncio.run(end_under_load(scripted, concurrency=8, load_s=0.5))
     assert figures.incomplete == 0
     assert figures.longest_gap_s is not None
     assert 0.15 < figures.longest_gap_s.p50 < 0.2 + SLACK_S
@@ -428,8 +439,8 @@ def test_the_scripted_service_keeps_its_script_and_its_limits() -> None:
     assert end.cut_off == 0
 
 
-async def _seen(service: Service, script: Script) -> tuple[StreamFigures, list[Exchange], int, int]:
-    figures = await streams(service, script, 2, 10.0)
+async def _seen(service: Service) -> tuple[StreamFigures, list[Exchange], int, int]:
+    figures = await streams(service, SCRIPT, 2, 10.0)
     async with Client(service.address) as client:
         burst = await closed_loop(client, [REQUEST] * 10, 10)
         return figures, burst, await service.num_in_flight(client), await service.num_tasks(client)

@@ -474,19 +474,37 @@ TO_DOWNLOAD = (
 )
 
 
-def test_a_checkout_has_its_own_copy_of_gsm8k(tmp_path: Path) -> None:
-    output = fetch("gsm8k", home=tmp_path, HF_HUB_OFFLINE="1")
+@pytest.fixture(scope="module")
+def without_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the benchmark's file without the data beside it, as in a wheel."""
+    return Path(shutil.copy(ROOT / "evals" / "gsm8k.toml", tmp_path_factory.mktemp("wheel")))
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory, without_copy: Path) -> tuple[list[str], list[str]]:
+    """What loading prints: from a hub a file, then those that it refuses; offline the file, then both of gsm8k."""
+    folder = tmp_path_factory.mktemp("hub")
+    file = hub_benchmark(folder / "mine.toml", sha256=hashlib.sha256(CONTENT).hexdigest())
+    refused = (
+        hub_benchmark(folder / "a.toml", sha256="0" * 64),
+        hub_benchmark(folder / "b.toml", content_sha256="0" * 64),
+        hub_benchmark(folder / "c.toml", rows=4),
+        hub_benchmark(folder / "d.toml", repository="someone/else"),
+        hub_benchmark(folder / "e.toml", repository="some/gated"),
+    )
+    with hub() as endpoint:
+        online = fetch(file, *refused, home=folder / "home", HF_ENDPOINT=endpoint)
+    offline = fetch(file, "gsm8k", without_copy, home=folder / "home", HF_HUB_OFFLINE="1")
+    return online.splitlines(), offline.splitlines()
+
+
+def test_a_checkout_has_its_own_copy_of_gsm8k(fetched: tuple[list[str], list[str]]) -> None:
+    _, (_, output, _) = fetched
     assert output == f"2 {load_benchmark('gsm8k')[1].data.sha256}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.fixture
-def without_copy(tmp_path: Path) -> Path:
-    """A copy of the benchmark's file without the data beside it, as in a wheel."""
-    return shutil.copy(ROOT / "evals" / "gsm8k.toml", tmp_path)
-
-
-def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
-    output = fetch(without_copy, home=tmp_path, HF_HUB_OFFLINE="1")
+def test_offline_one_sentence_says_how_to_get_the_data(fetched: tuple[list[str], list[str]]) -> None:
+    _, (*_, output) = fetched
     assert output == (
         "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE disables downloads; "
         + TO_DOWNLOAD
@@ -555,24 +573,15 @@ def hub_benchmark(
     return path
 
 
-def test_a_file_of_the_hub_is_fetched_once_and_then_taken_from_the_cache(tmp_path: Path) -> None:
-    file = hub_benchmark(tmp_path / "mine.toml", sha256=hashlib.sha256(CONTENT).hexdigest())
-    content = f"2 {content_hash(*((row['question'], row['answer']) for row in ROWS))}"
-    with hub() as endpoint:
-        assert fetch(file, home=tmp_path / "home", HF_ENDPOINT=endpoint) == content
-    assert fetch(file, home=tmp_path / "home", HF_HUB_OFFLINE="1") == content
+def test_a_file_of_the_hub_is_fetched_once_and_then_taken_from_the_cache(
+    fetched: tuple[list[str], list[str]],
+) -> None:
+    (online, *_), (offline, *_) = fetched
+    assert online == offline == f"2 {content_hash(*((row['question'], row['answer']) for row in ROWS))}"
 
 
-def test_files_from_the_hub_are_checked(tmp_path: Path) -> None:
-    files = (
-        hub_benchmark(tmp_path / "a.toml", sha256="0" * 64),
-        hub_benchmark(tmp_path / "b.toml", content_sha256="0" * 64),
-        hub_benchmark(tmp_path / "c.toml", rows=4),
-        hub_benchmark(tmp_path / "d.toml", repository="someone/else"),
-        hub_benchmark(tmp_path / "e.toml", repository="some/gated"),
-    )
-    with hub() as endpoint:
-        outputs = fetch(*files, home=tmp_path, HF_ENDPOINT=endpoint).splitlines()
+def test_files_from_the_hub_are_checked(fetched: tuple[list[str], list[str]]) -> None:
+    (_, *outputs), _ = fetched
     other, content, longer, absent, gated = outputs
     assert "does not match its pinned hash" in other
     assert "does not match the pinned hash" in content

@@ -1,16 +1,16 @@
-"""The command line in separate processes, without models. Wrong requests get one sentence and exit code 2."""
+"""The command line without models. Wrong requests get one sentence and exit code 2."""
 
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import command_of
+from commands import command_of, stepspec
 from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner
@@ -26,20 +26,14 @@ from stepspec.loop.options import RequestOptions
 QUESTION = "What is 1 + 1?"
 
 
-def stepspec(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "stepspec", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, cwd=cwd, timeout=120)
-
-
-def refused(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> str:
+def refused(*arguments: str | Path) -> str:
     """Run a command that must fail, check that stderr is one sentence, and return it."""
-    done = stepspec(*arguments, stdin=stdin, cwd=cwd)
-    message = done.stderr.decode()
-    assert done.returncode == 2, message
-    assert done.stdout == b""
-    assert message.startswith("stepspec: ")
-    assert message.count("\n") == 1, message
-    return message
+    done = stepspec(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("stepspec: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 def test_help_lists_the_commands_and_loads_none_of_them_and_nothing_heavy() -> None:
@@ -64,13 +58,13 @@ def test_names_that_were_removed_say_what_to_use() -> None:
 
 @pytest.mark.parametrize("command", ["run", "eval"])
 def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
-    text = stepspec(command, "--help").stdout.decode()
+    text = stepspec(command, "--help").stdout
     for flag in ("--target", "--draft", "--policy", "--temperature", "--seed", "--max-tokens"):
         assert flag in text
 
 
 def test_run_has_a_flag_for_every_option_of_a_request() -> None:
-    text = stepspec("run", "--help").stdout.decode()
+    text = stepspec("run", "--help").stdout
     singular = {"stop_token_ids": "stop_token_id"}
     options = [name for name in RequestOptions.model_fields if name not in ("sampling", "cache_salt")]
     for name in (*options, *SAMPLING_NUMBERS):
@@ -80,9 +74,9 @@ def test_run_has_a_flag_for_every_option_of_a_request() -> None:
 def test_a_policy_is_printed_with_its_path_and_the_documentation_is_found() -> None:
     done = stepspec("policies", "token")
     path = list_data_files("policies")["token"]
-    assert (done.stdout.decode(), done.stderr.decode().strip()) == (path.read_text("utf-8"), str(path))
+    assert (done.stdout, done.stderr.strip()) == (path.read_text("utf-8"), str(path))
     assert "Did you mean 'token'" in refused("policies", "tokn")
-    assert Path(stepspec("docs").stdout.decode().strip().removeprefix("file://")).is_file()
+    assert Path(stepspec("docs").stdout.strip().removeprefix("file://")).is_file()
 
 
 def commands(*words: str) -> Iterator[tuple[str, Any]]:
@@ -169,12 +163,12 @@ def test_the_progress_line_keeps_its_count_and_the_time_left(width: int, policie
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert stepspec("--version").stdout.decode() == f"stepspec {__version__}\n"
+    assert stepspec("--version").stdout == f"stepspec {__version__}\n"
 
 
 def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
     for command, kind in (("policies", "policies"), ("benchmarks", "evals")):
-        lines = stepspec(command).stdout.decode().splitlines()
+        lines = stepspec(command).stdout.splitlines()
         assert [line.split()[0] for line in lines] == list(list_data_files(kind))  # pyright: ignore[reportArgumentType]
         assert all(len(line.split()) > 2 for line in lines)
 
@@ -227,8 +221,8 @@ def test_invalid_arguments_are_refused_before_a_model_loads(arguments: tuple[str
 def test_wrong_flags_are_usage_errors_without_a_traceback(arguments: tuple[str, ...]) -> None:
     done = stepspec(*arguments)
     assert done.returncode == 2
-    assert b"Traceback" not in done.stderr
-    assert b"Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Error: " in done.stderr
 
 
 def test_an_unknown_key_in_a_policy_file_is_named_with_its_place(tmp_path: Path) -> None:
@@ -252,9 +246,10 @@ def test_a_bad_line_of_data_is_named_by_number_and_key(tmp_path: Path) -> None:
     assert "data.jsonl, line 2: key 'answer' is missing" in refused("eval", "questions", "--data", file)
 
 
-def test_a_question_that_is_not_valid_text_is_refused() -> None:
-    assert "not valid UTF-8" in refused("run", "-", stdin=b"\xff\xfe")
-    assert "The question is empty" in refused("run", "-", stdin=b"\n")
+def test_a_question_that_is_not_valid_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, complaint in ((b"\xff\xfe", "not valid UTF-8"), (b"\n", "The question is empty")):
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(text)))
+        assert complaint in refused("run", "-")
     if os.name == "posix":
         assert "not valid UTF-8" in refused("run", os.fsdecode(b"caf\xe9"))
 

@@ -4,13 +4,15 @@ import json
 import os
 import random
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from commands import Terminal, stepspec
 from rich.table import Table
 from rich.text import Text
 from scripted_runs import Script, answer_right, make_problems, make_run, play, rows_of
@@ -23,6 +25,7 @@ from stepspec.base.extras import install_command
 from stepspec.base.files import package_folder
 from stepspec.cli import app
 from stepspec.cli.output import as_list, check_json_file, show
+from stepspec.cli.program import run_program
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare import compare
 from stepspec.evaluation.compare.tables import policy_table
@@ -52,13 +55,15 @@ def test_the_answer_is_on_standard_output_and_the_rest_on_stderr() -> None:
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
-def test_a_terminal_without_colors_shows_who_wrote_each_step() -> None:
-    environment = os.environ | {"TERM": "xterm", "NO_COLOR": "1"}
-    words = shlex.join(command("run", QUESTION))
-    done = subprocess.run(["script", "-qec", words, os.devnull], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "\x1b[" not in done.stdout
-    assert LABEL.search(done.stdout)
+def test_a_terminal_without_colors_shows_who_wrote_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    printed: dict[bool, str] = {}
+    for coloured in (False, True):
+        monkeypatch.setenv("NO_COLOR", "" if coloured else "1")
+        printed[coloured] = stepspec("run", QUESTION, stream=Terminal).stderr
+    assert "\x1b[" not in printed[False]
+    assert LABEL.search(printed[False])
+    assert "\x1b[" in printed[True]
 
 
 def test_json_is_one_option_with_one_meaning() -> None:
@@ -168,14 +173,22 @@ def numbers(text: str) -> set[str]:
     return set(re.findall(r"\d[\d.,]*\d[×%]?|\d[×%]?", text))
 
 
-def test_a_closed_pipe_prints_no_traceback() -> None:
+def test_a_closed_pipe_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the request is still running."""
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command("run", QUESTION), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
-    os.close(writing)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
+    err = StringIO()
+    monkeypatch.setattr(sys, "argv", ["stepspec", "run", QUESTION])
+    with (
+        suppress(BrokenPipeError),  # closing the stream writes what is left
+        os.fdopen(writing, "w") as out,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        run_program(app, "stepspec")
+    assert end.value.code == 1, err.getvalue()
+    assert "Traceback" not in err.getvalue()
 
 
 @pytest.mark.parametrize("module", ["stepspec.cli.program", "stepspec.cli.run", "torch"])

@@ -2,11 +2,12 @@
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from stepspec.evaluation.records import ResultRow, RunRecord, Summary
 QUESTION = (
     "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
 )
-NUM_PROBLEMS = 3
+NUM_PROBLEMS = 2
+MAX_FILE_BYTES = 8192
 POLICIES = ["target", "token", "specreason", "steady"]
 NAMED = [part for name in ("specreason", str(Path(__file__).with_name("steady.toml"))) for part in ("--policy", name)]
 
@@ -126,29 +128,34 @@ def test_an_evaluation_killed_ten_times_resumes_to_the_same_rows(tmp_path: Path)
 
 
 def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_path: Path):
-    folder = tmp_path / "interrupted"
-    process = subprocess.Popen(
-        command("eval", "gsm-mini", "--limit", "200", "--output", folder),
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
-    while not (folder / "rows.jsonl").exists() or (folder / "rows.jsonl").stat().st_size == 0:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert str(folder) in stderr
-    assert "Traceback" not in stderr
+    folder, is_over = tmp_path / "interrupted", threading.Event()
+
+    def interrupt() -> None:
+        while not (folder / "rows.jsonl").exists() or (folder / "rows.jsonl").stat().st_size == 0:
+            if is_over.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        watcher.start()
+        done = stepspec("eval", "gsm-mini", "--limit", "200", "--output", folder)
+    finally:
+        is_over.set()
+        watcher.join()
+        signal.signal(signal.SIGINT, usual)
+    assert done.returncode == 130
+    assert str(folder) in done.stderr
+    assert "Traceback" not in done.stderr
     assert rows_of(folder)
 
 
 def test_concurrent_requests_give_the_same_texts_as_single_ones(undisturbed: Path, tmp_path: Path):
-    arguments = ("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--concurrency", "3")
-    done = stepspec(*arguments, "--output", tmp_path / "c3")
+    arguments = ("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--concurrency", "2")
+    done = stepspec(*arguments, "--output", tmp_path / "c2")
     assert done.returncode == 0, done.stderr
-    together, alone = rows_of(tmp_path / "c3"), rows_of(undisturbed)
+    together, alone = rows_of(tmp_path / "c2"), rows_of(undisturbed)
     assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
         row.key: (row.output_sha256, row.tokens) for row in alone
     }
@@ -190,9 +197,13 @@ def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
 
 def test_a_full_disk_keeps_the_finished_rows(undisturbed: Path, tmp_path: Path):
     """A limit on the file size stands in for a full disk: the system refuses the write in the same way."""
-    arguments = command("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--output", tmp_path / "run")
-    script = f"ulimit -f 8; exec {' '.join(arguments)}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, usual[1]))
+    try:
+        done = stepspec("eval", "gsm-mini", "--limit", str(NUM_PROBLEMS), *NAMED, "--output", tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
+    assert 0 < len(rows_of(tmp_path / "run")) < len(rows_of(undisturbed))
     assert_same(rows_of(tmp_path / "run"), rows_of(undisturbed))

@@ -111,7 +111,7 @@ def test_a_checkout_finds_its_own_folders(tmp_path: Path) -> None:
 
 def test_an_editable_install_finds_the_folders_of_its_checkout(copy: Path, tmp_path: Path) -> None:
     python = fresh_python(tmp_path / "environment")
-    install = ("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index")
+    install = ("-m", "pip", "install", "--no-compile", "--no-deps", "--no-build-isolation", "--no-index")
     run(python, *install, "-e", copy, cwd=tmp_path)
     found = where(python, tmp_path, "-I")
     assert Path(found["package"]) == copy / "stepspec" / "__init__.py"
@@ -121,7 +121,7 @@ def test_an_editable_install_finds_the_folders_of_its_checkout(copy: Path, tmp_p
 
 def test_a_wheel_finds_the_folders_that_it_contains(wheel: Path, tmp_path: Path) -> None:
     python = fresh_python(tmp_path / "environment")
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    run(python, "-m", "pip", "install", "--no-compile", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     found = where(python, tmp_path, "-I")
     package = Path(found["package"]).parent
     assert package.is_relative_to(tmp_path / "environment")

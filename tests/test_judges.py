@@ -19,9 +19,18 @@ from pydantic_core import PydanticCustomError
 from random_judge import RandomJudge
 from scripted import WordTokenizer
 
+from stepspec import SyncStepSpec
 from stepspec.engines.protocol import Probe, Verification
 from stepspec.errors import ModelError, UsageError
-from stepspec.loop.judge import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
+from stepspec.loop.judge import (
+    Evidence,
+    Judge,
+    Panel,
+    _installed,  # pyright: ignore[reportPrivateUsage]
+    find_judge,
+    judge_kinds,
+    shipped_judges,
+)
 from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.loop.policy import Policy, load_policy
@@ -393,7 +402,7 @@ def test_a_judge_of_another_family_and_a_table_without_effect_are_refused() -> N
             Policy.model_validate(head | wrong)
 
 
-def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> None:
+def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installs the package that docs/policies.md shows, and runs a question with its judge."""
     page = (ROOT / "docs" / "policies.md").read_text("utf-8").partition("### Write a judge")[2]
     source = tmp_path / "source"
@@ -403,18 +412,29 @@ def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> No
     assert files.keys() == {"my_judges.py", "pyproject.toml", "short.toml"}
     for name, text in files.items():
         (source / name).write_text(text, "utf-8")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+    ]
     subprocess.run([*install, tmp_path / "site", source], check=True, capture_output=True)
     (question,) = re.findall(r'stepspec run --policy short.toml "(.*?)"', page)
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from stepspec import SyncStepSpec\n"
-        "with SyncStepSpec(policy=sys.argv[2]) as spec:\n"
-        "    result = spec.generate(sys.argv[3])\n"
-        "assert result.counts.steps_accepted > 0, result\n"
-        "assert all(score < 0 for step in result.steps for score in step.scores.values()), result.steps\n"
-    )
-    subprocess.run([sys.executable, "-c", program, tmp_path / "site", source / "short.toml", question], check=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    _installed.cache_clear()
+    try:
+        with SyncStepSpec(policy=str(source / "short.toml")) as spec:
+            result = spec.generate(question)
+    finally:
+        _installed.cache_clear()
+    assert result.counts.steps_accepted > 0, result
+    scores = [score for step in result.steps for score in step.scores.values()]
+    assert all(score is not None and score < 0 for score in scores), result.steps
 
 
 class Particular(Failing):

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from scripted_runs import Script, answer_right, make_problems, make_run, play
 
 from evals.bench import presets
 from evals.training.gsm_mini import load_split
-from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
+from stepspec import Pair, Policy, Result, Sampling, StepSpec, load_policy
 from stepspec.api.models import load_pair
 from stepspec.cli.eval import DEFAULT_POLICIES
 from stepspec.errors import UsageError
@@ -40,6 +40,12 @@ async def pair() -> AsyncIterator[Pair]:
     await loaded.aclose()
 
 
+@pytest.fixture(scope="module")
+async def expected(pair: Pair) -> Sequence[Result]:
+    """What the target alone writes."""
+    return await StepSpec(pair=pair, policy="target").batch(QUESTIONS)
+
+
 @pytest.mark.parametrize("policy", ["always", *PRESETS])
 async def test_every_preset_answers_on_the_embedded_pair(pair: Pair, policy: str) -> None:
     for result in await StepSpec(pair=pair, policy=policy).batch(QUESTIONS, sampling=Sampling(temperature=0.6, seed=3)):
@@ -59,12 +65,11 @@ async def test_every_preset_answers_on_the_embedded_pair(pair: Pair, policy: str
 )
 @pytest.mark.parametrize("drafter", ["none", "draft-model"])
 async def test_without_lenient_decisions_a_greedy_text_is_the_target_s(
-    pair: Pair, tables: dict[str, Any], drafter: str
+    pair: Pair, expected: Sequence[Result], tables: dict[str, Any], drafter: str
 ) -> None:
     """Then only steps with the words of the target's own stand, and only the target writes after a doubtful token."""
     table = {"version": 1, "summary": "a test", "token": {"drafter": drafter}} | tables
     policy = Policy.model_validate(table)
-    expected = await StepSpec(pair=pair, policy="target").batch(QUESTIONS)
     found = await StepSpec(pair=pair, policy=policy).batch(QUESTIONS)
     for own, other in zip(expected, found, strict=True):
         assert (other.reasoning, other.answer) == (own.reasoning, own.answer)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from commands import without_torch
 
 pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import RayActorError
@@ -30,7 +31,7 @@ ANSWER = "The answer is 12."
 @pytest.fixture(scope="module")
 def service() -> Iterator[StartedService]:
     options = {"most_replicas": 2, "requests_per_replica": 2, "delay": 0.2, "max_running": 4}
-    with started(ray_command(1, **options)) as running:
+    with without_torch(), started(ray_command(1, **options)) as running:
         yield running
 
 
@@ -83,7 +84,7 @@ def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedServ
                 assert all(each.answered or each.refused for each in found)
 
     asyncio.run(load_until_there_are_two())
-    found = asyncio.run(under_kill(service, 8.0))
+    found = asyncio.run(under_kill(service, 4.0))
     assert found.lost == 0, found
     assert found.answered > 50
     assert found.back_s is not None, found

@@ -18,7 +18,7 @@ from stepspec.evaluation.replay.path import changed_policy, make_path, worth_tes
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
-NUM_PROBLEMS = 16
+NUM_PROBLEMS = 10
 REDRAFT = {"min_logprob": -6.0, "redraft": True}
 
 

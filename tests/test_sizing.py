@@ -78,7 +78,7 @@ def changed(**fields: Any) -> str:
     return json.dumps(found)
 
 
-@pytest.mark.parametrize(("agents", "servers"), [(5, 1), (12, 1), (30, 1), (30, 4)])
+@pytest.mark.parametrize(("agents", "servers"), [(5, 1), (30, 1), (30, 4)])
 def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> None:
     speed = ReplicaSpeed([(float(number), float(number)) for number in range(1, servers + 1)])
     replica = SimulatedReplica(EXPONENTIAL, speed, max_running=servers if servers > 1 else agents)
@@ -122,8 +122,8 @@ def test_figures_of_a_plan_follow_their_definitions() -> None:
 
 
 def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (plan_gpus(costs(), Requirements(10.0, 6.0, 4), gpus).simulated for gpus in (8, 800))
-    assert many.agents / few.agents == pytest.approx(100, rel=0.1)
+    few, many = (plan_gpus(costs(), Requirements(10.0, 6.0, 4), gpus).simulated for gpus in (8, 80))
+    assert many.agents / few.agents == pytest.approx(10, rel=0.1)
     assert few.p95_s <= 6.0
     assert many.p95_s <= 6.0
     monkeypatch.setattr("stepspec.capacity.plan.MAX_AGENTS", 20)
@@ -367,7 +367,7 @@ def test_costs_of_a_service_are_those_of_its_script() -> None:
                 await load_costs(requests, [body] * 15, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
             ]
         async with Client(service.address) as client:
-            measured, requests_per_s = await use(client, repeat(asked), 4, 0.2, 30, seed=0)
+            measured, requests_per_s = await use(client, repeat(asked), 4, 0.2, 12, seed=0)
             assert all(each.answered for each in measured)
             return loads, requests_per_s
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from evals.bench.certification import read_population
 from evals.bench.ideal import ideals
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Block, Failure, StepRecord, Throughput
+from stepspec.evaluation.records import Block, Failure, ResultRow, StepRecord, Throughput
 from stepspec.evaluation.run import summarise
 from stepspec.loop.step import Result
 
@@ -65,10 +66,20 @@ def test_a_policy_whose_requests_all_fail_is_reported_and_does_not_affect_the_ot
     assert summary.policies["two-level"].speedup_vs_target == 2.0
 
 
+def many_times(rows: Sequence[ResultRow], times: int) -> list[ResultRow]:
+    """Return rows for so many times as many problems, each like one of those given."""
+    num_problems = len({row.problem for row in rows})
+    return [
+        row.model_copy(update={"problem": f"p{int(row.problem[1:]) + number * num_problems}"})
+        for number in range(times)
+        for row in rows
+    ]
+
+
 def test_a_policy_does_not_pass_as_matched_by_failing_where_it_would_be_wrong(tmp_path: Path) -> None:
     problems = make_problems(400)
-    play(tmp_path / "run", Script(answer_right), problems)
-    rows = rows_of(tmp_path / "run")
+    play(tmp_path / "run", Script(answer_right), problems[:4])
+    rows = many_times(rows_of(tmp_path / "run"), 100)
     assert (matched := summarise(make_run(problems), rows).matched) is not None
     assert matched.policy == "two-level"
     answered = [row for row in rows if row.policy != "two-level" or int(row.problem[1:]) >= 20]
@@ -197,9 +208,7 @@ def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accura
     walls = {"target": 1.0, "token": 0.8, "lookup": 0.7, "two-level": 0.4}
 
     def answer(policy: str, question: str) -> Result:
-        wrong = policy == "two-level" and question == "What is 7?"
-        result = answer_right(policy, question)
-        return make_result("no box" if wrong else result.answer, walls[policy])
+        return make_result(answer_right(policy, question).answer, walls[policy])
 
     run = make_run(problems, policies)
     exact = {"kind": "token"}
@@ -211,7 +220,12 @@ def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accura
             }
         }
     )
-    summary = play(tmp_path / "run", Script(answer, policies), problems, run)
+    play(tmp_path / "run", Script(answer, policies), problems[:4], make_run(problems[:4], policies))
+    rows = [
+        row.model_copy(update={"status": "no_answer"}) if (row.policy, row.problem) == ("two-level", "p7") else row
+        for row in many_times(rows_of(tmp_path / "run"), 100)
+    ]
+    summary = summarise(run, rows)
     assert summary.token_baseline == "lookup"
     assert summary.policies["two-level"].speedup_vs_token == pytest.approx(0.7 / 0.4)
     assert summary.matched is not None

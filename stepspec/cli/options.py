@@ -42,7 +42,7 @@ PoliciesOption = Annotated[
         "--policy",
         metavar="NAME|FILE",
         help="A policy to compare; repeat it for several. Default: target, token, draft, always, specreason, "
-        "specreason-decode and stepspec. The target is always included.",
+        "specreason-decode and two-level. The target is always included.",
         autocompletion=names_of("policies"),
     ),
 ]

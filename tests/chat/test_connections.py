@@ -169,7 +169,7 @@ def test_a_connection_that_sends_no_complete_request_is_closed_however_it_trickl
 
 @pytest.mark.usefixtures("quick")
 def test_a_request_that_takes_long_is_not_cut_off_also_if_half_a_later_one_has_come() -> None:
-    with running(following_pair(delay_s=1.8), Settings()) as (_, slow), ExitStack() as stack:
+    with running(following_pair(delay_s=1.4), Settings()) as (_, slow), ExitStack() as stack:
         wires = [stack.enter_context(socket.create_connection(("127.0.0.1", slow), timeout=10)) for _ in range(3)]
         for wire, later in zip(wires, (b"", b"GET /hea", POST + b"Content-Length: 9\r\n\r\n1"), strict=True):
             wire.sendall(post(ASK) + later)

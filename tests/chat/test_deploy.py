@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from commands import stepspec
 from following import following_pair
 from service import serving
 from typer.testing import CliRunner
@@ -46,18 +47,18 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         each.close()
     assert sockets
     options = f"--port {port}"
-    command = [sys.executable, "-c", "from stepspec.cli import main; main()"]
 
     def words(name: str) -> list[str]:
         line = re.findall(rf"^{name}=/opt/stepspec/bin/stepspec (.*)$", unit, re.M)[0]
-        return [*command, *shlex.split(line.replace("$OPTIONS", options))]
+        return shlex.split(line.replace("$OPTIONS", options))
 
-    subprocess.run(words("ExecStartPre"), check=True, timeout=60)
+    assert stepspec(*words("ExecStartPre")).returncode == 0
     reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     reports.bind(str(tmp_path / "notify"))
     reports.settimeout(60)
     environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
-    process = subprocess.Popen(words("ExecStart"), stderr=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "stepspec", *words("ExecStart")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert reports.recv(100) == b"READY=1"
         assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200

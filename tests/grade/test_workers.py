@@ -41,16 +41,28 @@ def wait_until_gone(process_ids: list[int], seconds: float = 30) -> bool:
     return False
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
     pool = WorkerPool(2, GradingLimits(seconds=2))
     yield pool
     pool.close()
 
 
-def test_a_worker_that_hangs_is_stopped_and_the_next_question_answered(pool: WorkerPool) -> None:
+def test_a_worker_that_hangs_is_stopped_while_the_event_loop_runs_and_the_next_question_answered(
+    pool: WorkerPool,
+) -> None:
+    async def ask_and_tick() -> tuple[str, int]:
+        answer = asyncio.create_task(asyncio.to_thread(pool.ask, HANGS))
+        ticks = 0
+        while not answer.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return (await answer).verdict, ticks
+
     assert pool.ask(EQUAL).verdict == "same"
-    assert pool.ask(HANGS).verdict == "timeout"
+    verdict, ticks = asyncio.run(ask_and_tick())
+    assert verdict == "timeout"
+    assert ticks > 20
     assert pool.ask(EQUAL).verdict == "same"
 
 
@@ -78,16 +90,15 @@ def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
 
 
 def test_the_process_that_starts_workers_is_replaced_when_killed(pool: WorkerPool) -> None:
-    for _ in range(2):
-        assert pool.ask(EQUAL).verdict == "same"
-        for worker in pool.worker_ids():
-            os.killpg(worker_group := os.getpgid(worker), signal.SIGKILL)
-            assert worker_group != os.getpgid(0)
+    assert pool.ask(EQUAL).verdict == "same"
+    for worker in pool.worker_ids():
+        os.killpg(worker_group := os.getpgid(worker), signal.SIGKILL)
+        assert worker_group != os.getpgid(0)
     assert pool.ask(EQUAL).verdict == "same"
 
 
 def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
-    rows = [(f"{a}x+{b}", f"{b}+{a if a % 3 else a + 1}x") for a in range(2, 62) for b in range(2, 7)]
+    rows = [(f"{a}x+{b}", f"{b}+{a if a % 3 else a + 1}x") for a in range(2, 38) for b in range(2, 7)]
     rng = random.Random(0)
     num_killed, kill_at, num_done = 0, 5, 0
     # Kill only workers that already ran at the previous kill. A worker that is still starting has the question of the
@@ -113,8 +124,8 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
             return grade
 
         grades = list(threads.map(grade_and_kill, rows))
-    assert num_killed > 8
-    expected = ["correct" if a % 3 else "incorrect" for a in range(2, 62) for _ in range(2, 7)]
+    assert num_killed > 5
+    expected = ["correct" if a % 3 else "incorrect" for a in range(2, 38) for _ in range(2, 7)]
     assert [(grade.status, grade.why) for grade in grades if grade.status not in ("correct", "incorrect")] == []
     assert [grade.status for grade in grades] == expected
 
@@ -132,25 +143,6 @@ def test_memory_is_limited() -> None:
             assert int(line.split()[3]) < 2**30
     finally:
         pool.close()
-
-
-def test_the_event_loop_keeps_running_while_a_worker_hangs() -> None:
-    async def ask_and_tick(pool: WorkerPool) -> tuple[str, int]:
-        answer = asyncio.create_task(asyncio.to_thread(pool.ask, HANGS))
-        ticks = 0
-        while not answer.done():
-            await asyncio.sleep(0.01)
-            ticks += 1
-        return (await answer).verdict, ticks
-
-    pool = WorkerPool(1, GradingLimits(seconds=2))
-    try:
-        pool.ask(EQUAL)
-        verdict, ticks = asyncio.run(ask_and_tick(pool))
-    finally:
-        pool.close()
-    assert verdict == "timeout"
-    assert ticks > 20
 
 
 def test_closing_stops_the_workers_and_releases_waiting_calls() -> None:
@@ -187,14 +179,13 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_parent_process(signal_number: signal.Signals) -> None:
+def test_workers_end_with_their_parent_process() -> None:
     with subprocess.Popen([sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         workers = [int(word) for word in parent.stdout.readline().split()]
         assert workers
         assert all(map(is_running, workers))
-        parent.send_signal(signal_number)
+        parent.kill()
     assert wait_until_gone(workers)
 
 

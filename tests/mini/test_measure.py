@@ -41,9 +41,10 @@ def test_there_is_no_area_without_steps_of_both_kinds() -> None:
     assert judging_figures([])["steps"] == 0
 
 
-def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length() -> None:
+@pytest.mark.parametrize("num_problems", [16, pytest.param(100, marks=pytest.mark.soak)])
+def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length(num_problems: int) -> None:
     """The bounds for 100 problems: a pair as good as the card says misses them once in a thousand runs."""
-    figures = asyncio.run(measure("solutions", 100))
+    figures = asyncio.run(measure("solutions", num_problems))
     assert figures["target"]["solved"]["share"] >= 0.85
     assert 0.3 <= figures["draft"]["solved"]["share"] <= 0.85
     assert figures["draft"]["right_steps"]["share"] >= 0.75
@@ -51,8 +52,10 @@ def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length() 
     assert 15 <= figures["target"]["mean_step_tokens"] <= 40
 
 
-def test_the_target_separates_right_draft_steps_from_wrong_ones() -> None:
-    figures = asyncio.run(measure("judging", 60))
+@pytest.mark.soak
+@pytest.mark.parametrize("num_problems", [16, 60])
+def test_the_target_separates_right_draft_steps_from_wrong_ones(num_problems: int) -> None:
+    figures = asyncio.run(measure("judging", num_problems))
     scores = {name: each["area"] for name, each in figures["scores"].items()}
     assert min(scores["rating.short"], scores["rating.specreason"]) >= 0.9
     assert max(scores.values()) >= 0.95
@@ -62,10 +65,11 @@ def test_the_target_separates_right_draft_steps_from_wrong_ones() -> None:
     assert figures["selection"]["share"] >= 0.7
 
 
-def test_draft_tokens_are_accepted_as_often_as_for_real_pairs() -> None:
-    figures = asyncio.run(measure("acceptance", 12))
+@pytest.mark.parametrize("num_problems", [3, pytest.param(12, marks=pytest.mark.soak)])
+def test_draft_tokens_are_accepted_as_often_as_for_real_pairs(num_problems: int) -> None:
+    figures = asyncio.run(measure("acceptance", num_problems))
     assert 0.6 <= figures["temperature 0.6, 4 drafted"]["share"] <= 0.85
-    assert figures["temperature 0.6, 4 drafted"]["drafted"] > 1000
+    assert figures["temperature 0.6, 4 drafted"]["drafted"] > 83 * num_problems
 
 
 def test_the_card_shows_the_measured_figures() -> None:

@@ -49,8 +49,20 @@ def answers_of(
     return [(problem.answer, text) for problem, text in zip(problems, texts, strict=True)]
 
 
-@pytest.mark.parametrize("system", [None, SYSTEM_TURNS[0]], ids=["no system turn", "a system turn"])
-@pytest.mark.parametrize("prompt", PROMPT_SHARES)
+# Every prompt runs with a system turn and without one. An ordinary run has one of the two.
+@pytest.mark.parametrize(
+    ("prompt", "system"),
+    [
+        pytest.param(
+            prompt,
+            system,
+            id=f"{prompt}-{'a' if system else 'no'} system turn",
+            marks=[pytest.mark.soak] if bool(system) != bool(number % 2) else [],
+        )
+        for number, prompt in enumerate(PROMPT_SHARES)
+        for system in (None, SYSTEM_TURNS[0])
+    ],
+)
 def test_the_target_loads_and_solves_problems_in_plain_transformers(prompt: str, system: str | None):
     """At least 7 of 10 under every trained prompt. At the 92% of the model card, fewer occur once in 200 runs."""
     answers = answers_of(WEIGHTS / "target", 10, PROBLEM_PROMPTS[prompt], system)

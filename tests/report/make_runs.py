@@ -146,7 +146,7 @@ class _Problem:
         self.target_steps = [self._step("target", [(1.0, {})])[0] for _ in range(self.num_steps)]
 
     def _words(self, count: int) -> str:
-        words = [self.random.choice(WORDS) for _ in range(count)]
+        words: list[str] = self.random.choices(WORDS, k=count)
         words[count // 2] = f"{self.random.randint(2, 99)} × {self.random.randint(2, 99)}"
         return " ".join(words)
 

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from make_runs import MadeRun
 
-from stepspec.evaluation.report.page import make_page
+from stepspec.evaluation.report.page import make_page, view
 from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.run import summarise
 
@@ -18,15 +19,21 @@ CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
-def page_of(folder: Path, *runs: MadeRun, traces: bool = True) -> Path:
-    """Write runs and their page. One run goes into the folder itself, several go into subfolders."""
+def page_of(folder: Path, *runs: MadeRun, traces: bool = True, figures: bool = True) -> Path:
+    """Write runs and their page. One run goes into the folder itself, several go into subfolders.
+
+    Most of the time goes into the figures of the runs; a test that needs none leaves them out.
+    """
     places = [folder if len(runs) == 1 else folder / f"run-{number}" for number in range(len(runs))]
     sources = [
         read_source(made.write(place), summarise(made.run, made.rows, made.blocks), traces=traces)
         for made, place in zip(runs, places, strict=True)
     ]
     file = folder / "report.html"
-    file.write_text(make_page(sources), "utf-8")
+    with ExitStack() as stack:
+        if not figures:
+            stack.enter_context(mock.patch.object(view, "plot_sections", return_value={}))
+        file.write_text(make_page(sources), "utf-8")
     return file
 
 

@@ -293,7 +293,7 @@ def test_the_content_security_policy_allows_only_the_scripts_of_the_page(window:
 
 
 def test_without_traces_the_page_shows_outcomes(window: Open, tmp_path: Path) -> None:
-    shown = window(page_of(tmp_path, make_run(12, policies=["target", "draft"]), traces=False))
+    shown = window(page_of(tmp_path, make_run(12, policies=["target", "draft"]), traces=False, figures=False))
     shown.role("show").select_option("lost")
     assert shown.listed()
     assert shown.page.locator(".step").count() == 0
@@ -311,7 +311,7 @@ def test_an_old_browser_gets_a_message(browser, file: Path) -> None:
 
 def test_a_repeat_can_be_selected_and_correct_repeats_are_counted(window: Open, tmp_path: Path) -> None:
     repeated = make_run(4, num_repeats=3, policies=["target", "two-level"])
-    shown = window(page_of(tmp_path, repeated))
+    shown = window(page_of(tmp_path, repeated, figures=False))
     right = sum(
         row.status == "correct" for row in repeated.rows if (row.problem, row.policy) == ("made-0000", "target")
     )
@@ -335,7 +335,7 @@ def test_filters_apply_to_the_selected_repeat(window: Open, tmp_path: Path) -> N
         for each in (0, 1)
     ]
     assert lost[0] != lost[1], "the repeats of the made-up run must differ, or this test checks nothing"
-    shown = window(page_of(tmp_path, made))
+    shown = window(page_of(tmp_path, made, figures=False))
     shown.role("policy").select_option("draft")
     shown.role("show").select_option("lost")
     for repeat in (0, 1):
@@ -350,7 +350,7 @@ def test_filters_apply_to_the_selected_repeat(window: Open, tmp_path: Path) -> N
 
 def test_a_sweep_shows_one_setting_at_a_time(window: Open, tmp_path: Path) -> None:
     sweep = [make_run(8, concurrency=each, policies=["target", "token"]) for each in (1, 16)]
-    shown = window(page_of(tmp_path, *sweep))
+    shown = window(page_of(tmp_path, *sweep, figures=False))
     assert shown.page.locator("article:visible").count() == 1
     assert shown.page.locator(".sweep figure").count() == 3
     shown.page.locator("#setting").select_option(label="concurrency 16")

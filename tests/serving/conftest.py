@@ -6,22 +6,30 @@ from contextlib import ExitStack
 
 import pytest
 from proxy import Proxy, ServerFixture, serving
-from servers import NGRAM, vllm_server
+from servers import NGRAM, VllmForks, vllm_server
 
 
 @pytest.fixture(scope="session")
-def target_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def vllm() -> Iterator[VllmForks]:
+    """A process that has imported vLLM, for all servers."""
+    forks = VllmForks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def target_port(vllm: VllmForks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Port of a vLLM server with the embedded target and n-gram drafting."""
     folder = tmp_path_factory.mktemp("target")
     metrics = ["--per-request-spec-decode-metrics", "summary", "--enable-per-request-metrics"]
-    with vllm_server("target", folder, "--speculative-config", json.dumps(NGRAM), *metrics) as port:
+    with vllm_server(vllm, "target", folder, "--speculative-config", json.dumps(NGRAM), *metrics) as port:
         yield port
 
 
 @pytest.fixture(scope="session")
-def draft_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def draft_port(vllm: VllmForks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Port of a vLLM server with the embedded draft model."""
-    with vllm_server("draft", tmp_path_factory.mktemp("draft")) as port:
+    with vllm_server(vllm, "draft", tmp_path_factory.mktemp("draft")) as port:
         yield port
 
 

@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from proxy import Call, Fault, Proxy, serving
 
+from evals.bench.service.vllm_servers import VARIABLES
 from stepspec.engines.remote import RemoteEngine
 from stepspec.mini import WEIGHTS
 
@@ -29,12 +31,59 @@ needs_router = pytest.mark.skipif(
     reason="there is no vllm-router in .venv-vllm; `make test` installs it if it has a build for this machine",
 )
 
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-
 
 def environment() -> dict[str, str]:
     """Return the environment variables for processes that run vLLM."""
-    return {**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # Without multiprocessing, the engine is one process instead of two. OpenMP's threads, which forks have several of,
+    # take 10 times the processor time where they spin as they wait.
+    return {**os.environ, **VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_WAIT_POLICY": "passive"}
+
+
+class VllmForks:
+    """Runs commands in forks of one process that has imported vLLM."""
+
+    def __init__(self) -> None:
+        command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py"))]
+        # In a session of its own, so that a signal to the tests' group does not end it before it has killed its forks.
+        self.process = subprocess.Popen(
+            command,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @contextmanager
+    def running(self, words: list[str], log: Path) -> Iterator[Callable[[], bool]]:
+        """Run a command, a module or a script of Python with its arguments, and yield whether it still runs."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps([words, str(log)]), file=self.process.stdin, flush=True)
+        pid = int(self.process.stdout.readline())
+
+        def runs() -> bool:
+            with suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                return True
+            return False
+
+        try:
+            yield runs
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def run(self, words: list[str], log: Path, timeout_s: float) -> None:
+        """Run a command to its end, or for the longest time that it may take."""
+        with self.running(words, log) as runs:
+            end = time.monotonic() + timeout_s
+            while runs() and time.monotonic() < end:
+                time.sleep(0.2)
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self.process.communicate()
 
 
 def free_port() -> int:
@@ -45,19 +94,28 @@ def free_port() -> int:
 
 
 def vllm_server(
-    role: str, folder: Path, *options: str, weights: Path | None = None, context: int = 1024
+    vllm: VllmForks, role: str, folder: Path, *options: str, weights: Path | None = None, context: int = 1024
 ) -> AbstractContextManager[int]:
     """Run a vLLM server on a free port, with one of the embedded models unless `weights` has another folder."""
-    command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights or WEIGHTS / role)]
-    command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", str(context)]
-    command += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
-    return running_server(command, folder / f"{role}.log")
+    words = ["vllm.entrypoints.openai.api_server", "--model", str(weights or WEIGHTS / role)]
+    words += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", str(context)]
+    words += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
+    return forked_server(vllm, words, folder / f"{role}.log")
 
 
-def transformers_server(role: str, folder: Path) -> AbstractContextManager[int]:
+def transformers_server(vllm: VllmForks, role: str, folder: Path) -> AbstractContextManager[int]:
     """Run `transformers serve` with one of the embedded models on a free port."""
-    command = [str(VLLM_PYTHON.with_name("transformers")), "serve", str(WEIGHTS / role), "--dtype", "float32"]
-    return running_server([*command, "--device", "cpu"], folder / f"{role}.log")
+    words = ["transformers.cli.transformers", "serve", str(WEIGHTS / role), "--dtype", "float32", "--device", "cpu"]
+    return forked_server(vllm, words, folder / f"{role}.log")
+
+
+@contextmanager
+def forked_server(vllm: VllmForks, words: list[str], log: Path) -> Iterator[int]:
+    """Run a server in a fork, and yield its port once it is healthy."""
+    port = free_port()
+    with vllm.running([*words, "--port", str(port), "--host", "127.0.0.1"], log) as runs:
+        wait_until_healthy(port, runs, log)
+        yield port
 
 
 @contextmanager
@@ -73,15 +131,7 @@ def running_server(command: list[str], log: Path) -> Iterator[int]:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + START_S
-        while True:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.5)
+        wait_until_healthy(port, lambda: process.poll() is None, log)
         yield port
     finally:
         process.terminate()
@@ -89,6 +139,19 @@ def running_server(command: list[str], log: Path) -> Iterator[int]:
             process.wait(30)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)  # what is left of it, such as the server behind a wrapper
+
+
+def wait_until_healthy(port: int, runs: Callable[[], bool], log: Path) -> None:
+    """Wait for a server, and fail with its log if it ends first."""
+    deadline = time.monotonic() + START_S
+    while True:
+        if not runs() or time.monotonic() > deadline:
+            pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                break
+        except httpx.HTTPError:
+            time.sleep(0.5)
 
 
 def only_text(call: Call) -> Fault:

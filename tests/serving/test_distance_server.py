@@ -39,7 +39,7 @@ def test_the_way_to_a_draft_is_a_part_of_what_advice_measures(draft_port: int, m
 @needs_vllm
 def test_all_policies_run_in_process_and_those_with_a_draft_at_each_distance(draft_port: int) -> None:
     benchmark = load_benchmark("gsm-mini")
-    names, settings = ("target", "token", "two-level"), RunSettings(temperature=0.0, max_tokens=48)
+    names, settings = ("target", "token", "two-level"), RunSettings(temperature=0.0, max_tokens=24)
     with places(None, f"http://127.0.0.1:{draft_port}/v1", [0.0, 20.0]) as found:
         run = distances(found, names, benchmark, load_problems(benchmark[1], None, 1), settings)
         results, engines = asyncio.run(run), engines_of(found)

@@ -130,12 +130,12 @@ async def assert_right(
 
 # Under `engine` few calls are made for a request, and every fault must be among them.
 @pytest.mark.parametrize(
-    ("policy", "target_share", "draft_share", "num_requests"),
+    ("policy", "target_share", "draft_share", "num_requests", "max_tokens"),
     [
-        ("engine", 0.4, 0.0, 30),
-        (STEADY, 0.06, 0.2, 10),
-        pytest.param("engine", 0.4, 0.0, 200, marks=pytest.mark.soak),
-        pytest.param(STEADY, 0.06, 0.2, 200, marks=pytest.mark.soak),
+        ("engine", 0.5, 0.0, 20, 100),
+        (STEADY, 0.06, 0.5, 8, 250),
+        pytest.param("engine", 0.4, 0.0, 200, 400, marks=pytest.mark.soak),
+        pytest.param(STEADY, 0.06, 0.2, 200, 400, marks=pytest.mark.soak),
     ],
 )
 async def test_under_faults_every_answer_is_right_or_an_error(
@@ -143,6 +143,7 @@ async def test_under_faults_every_answer_is_right_or_an_error(
     target_share: float,
     draft_share: float,
     num_requests: int,
+    max_tokens: int,
     target_port: int,
     draft_port: int,
     checker: TorchEngine,
@@ -164,7 +165,7 @@ async def test_under_faults_every_answer_is_right_or_an_error(
         async def answer(question: str) -> Result | TargetError:
             async with semaphore, asyncio.timeout(DEADLINE_S):
                 try:
-                    return await spec.generate(question, max_tokens=400)
+                    return await spec.generate(question, max_tokens=max_tokens)
                 except TargetError as error:
                     return error
 
@@ -193,16 +194,16 @@ async def test_a_failing_draft_is_skipped_until_it_recovers(target_port: int, dr
         breaker = Breaker(max_failures=3, recovery_s=10, clock=lambda: now)
         pair = Pair(target, RemoteEngine.load(draft.url + "?retries=0"), breaker=breaker)
         spec = StepSpec(policy=STEADY, pair=pair)
-        before = await spec.generate(question, max_tokens=120)
-        alone = await StepSpec(policy="engine", pair=pair).generate(question, max_tokens=120)
+        before = await spec.generate(question, max_tokens=60)
+        alone = await StepSpec(policy="engine", pair=pair).generate(question, max_tokens=60)
         down = True
         calls_before = len(draft.calls)
         for _ in range(5):
-            result = await spec.generate(question, max_tokens=120)
+            result = await spec.generate(question, max_tokens=60)
             assert (result.reasoning, result.answer) == (alone.reasoning, alone.answer)
         assert len(draft.calls) - calls_before == 3, "the breaker does not open after 3 failures"
         down, now = False, 10.0
-        after = await spec.generate(question, max_tokens=120)
+        after = await spec.generate(question, max_tokens=60)
         assert [step.origin for step in after.steps] == [step.origin for step in before.steps]
         await pair.aclose()
 

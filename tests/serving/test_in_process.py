@@ -3,13 +3,12 @@
 import asyncio
 import json
 import re
-import subprocess
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import VLLM_PYTHON, environment, needs_vllm
+from servers import VllmForks, needs_vllm
 
 from evals.training.gsm_mini import load_split
 from stepspec.chat.prompts import encode_request
@@ -38,7 +37,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> None:
+async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp_path: Path) -> None:
     torch_engine = TorchEngine.load(str(WEIGHTS / "target"))
     tokenizer = torch_engine.tokenizer
     prompts = [
@@ -56,11 +55,10 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     request |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
     request_file, answer_file = tmp_path / "asked.json", tmp_path / "found.json"
     request_file.write_text(json.dumps(request))
-    command = [str(VLLM_PYTHON), str(INSIDE), str(WEIGHTS), str(request_file), str(answer_file)]
-    done = await asyncio.to_thread(
-        subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = tmp_path / "log"
+    words = [str(INSIDE), str(WEIGHTS), str(request_file), str(answer_file)]
+    await asyncio.to_thread(vllm.run, words, log, 500.0)
+    assert answer_file.exists(), log.read_text()[-3000:]
     found: dict[str, Any] = json.loads(answer_file.read_text())
     assert [tuple(ids) for ids in found["texts"]] == texts
     assert tuple(found["after"]) == texts[0][5:]

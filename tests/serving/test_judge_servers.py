@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from judge_folders import judge_folders
 from proxy import Call, Fault, Proxy, serving
-from servers import needs_vllm, vllm_server
+from servers import VllmForks, needs_vllm, vllm_server
 
 from stepspec import StepSpec
 from stepspec.engines.remote.judge import RemoteJudge
@@ -30,10 +30,10 @@ def anyio_backend() -> str:
 
 @pytest.mark.soak
 @needs_vllm
-async def test_rewards_of_a_vllm_server_are_those_of_the_torch_engine(tmp_path: Path) -> None:
+async def test_rewards_of_a_vllm_server_are_those_of_the_torch_engine(vllm: VllmForks, tmp_path: Path) -> None:
     folder = judge_folders(tmp_path)["reward"]
     own = TorchJudge.load(str(folder))
-    with vllm_server("judge", tmp_path, "--runner", "pooling", weights=folder, context=256) as port:
+    with vllm_server(vllm, "judge", tmp_path, "--runner", "pooling", weights=folder, context=256) as port:
         address = f"http://127.0.0.1:{port}/v1"
         served = RemoteJudge.load(address)
         assert served.abilities == {"reward", "forget"}

@@ -39,7 +39,7 @@ NOT_HERE = {
 }
 """What commands need that is not here, with a pattern for them."""
 ADDRESS = r"http://[\w.]+:\d+/v1"
-ASKED = {"messages": [{"role": "user", "content": "How many seconds are in a day?"}], "max_tokens": 8}
+ASKED = {"messages": [{"role": "user", "content": "How many seconds are in a day?"}], "max_tokens": 4}
 
 
 @pytest.fixture(autouse=True, scope="module")

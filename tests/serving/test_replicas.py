@@ -245,10 +245,10 @@ async def test_a_text_whose_server_dies_goes_on_at_another_one(policy: str, targ
         proxies = [stack.enter_context(serving(Proxy(target_port, fault))) for fault in (dies, lambda _: Fault())]
         draft = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
         alone = RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1")
-        expected = await StepSpec(policy=policy, pair=Pair(alone, draft)).generate(question, max_tokens=200)
+        expected = await StepSpec(policy=policy, pair=Pair(alone, draft)).generate(question, max_tokens=120)
         engine = load(*proxies)
         spec = StepSpec(policy=policy, pair=Pair(engine, draft))
-        found = [await spec.generate(question, max_tokens=200, session_id="one") for _ in range(4)]
+        found = [await spec.generate(question, max_tokens=120, session_id="one") for _ in range(4)]
         assert {(result.reasoning, result.answer) for result in found} == {(expected.reasoning, expected.answer)}
         moved = [result.note for result in found if result.note]
         assert len(moved) == proxies[0].met["cut"] == 1

@@ -78,7 +78,7 @@ def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...]
     target = make_network(llama_config(vocab_size=5, initializer_range=0.1), seed=3)
     model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
     draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
-    texts, _ = sample_texts(model, draft, prompt, sampling, 6000, depth=2)
+    texts, _ = sample_texts(model, draft, prompt, sampling, 2000, depth=2)
     assert p_value(texts, joint_distribution(conditional_distributions(target, prompt, 2, sampling))) > FALSE_ALARM
 
 

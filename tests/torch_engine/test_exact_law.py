@@ -21,7 +21,7 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import acceptance, residual
 
 PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that lookup drafters find likely drafts
-NUM_TEXTS = 6000
+NUM_TEXTS = 2000
 DRAFTERS = ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"]
 SAMPLINGS = [
     Sampling(1.0),

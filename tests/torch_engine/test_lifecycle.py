@@ -334,6 +334,5 @@ begun.wait(60)
 
 def test_a_program_may_exit_while_its_engine_is_working() -> None:
     """Otherwise PyTorch aborts the process, because Python unwinds the stack of daemon threads."""
-    for _ in range(2):
-        process = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120)
-        assert process.returncode == 0, process.stderr
+    process = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr

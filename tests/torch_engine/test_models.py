@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from commands import stepspec
 from thinking_families import FAMILIES, Family
 from tiny_models import make_config, make_network, piece
 from tokenizers import Tokenizer, decoders
@@ -74,7 +73,7 @@ def test_a_draft_of_another_family_fits_for_steps(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
-    done = run("--pair", "embedded", "--json", str(file))
+    done = stepspec("models", "--pair", "embedded", "--json", str(file))
     assert done.returncode == 0, done.stderr
     for line in ("Target: embedded target", "Draft: embedded draft", "Together", "Policies"):
         assert line in done.stdout
@@ -94,10 +93,6 @@ def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_model_is_an_error(arguments: Sequence[str], problem: str) -> None:
-    done = run(*arguments)
+    done = stepspec("models", *arguments)
     assert done.returncode == 2
     assert problem in done.stderr
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "stepspec", "models", *arguments], capture_output=True, text=True)

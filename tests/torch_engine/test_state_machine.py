@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=12)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=12)
 
 
 @pytest.mark.soak

@@ -64,5 +64,4 @@ def main(
     try:
         signal.pause()
     except KeyboardInterrupt:
-        serve.shutdown()
         ray.shutdown()

@@ -19,9 +19,8 @@ from stepspec.errors import StepSpecError
 from stepspec.evaluation.grade import Grade, Grading, GradingLimits
 from stepspec.evaluation.grade.workers import WorkerPool
 
-HANGS = Question(("x+1",), (r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}",))
-"""A formula that the caps would reject. These tests send it to a worker directly."""
-EQUAL = Question(("x+1",), ("1+x",))
+HANGS = ("x+1", r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}", 4.0)
+EQUAL = ("x+1", "1+x", 60.0)
 
 
 def is_running(process_id: int) -> bool:
@@ -52,26 +51,26 @@ def test_a_worker_that_hangs_is_stopped_while_the_event_loop_runs_and_the_next_q
     pool: WorkerPool,
 ) -> None:
     async def ask_and_tick() -> tuple[str, int]:
-        answer = asyncio.create_task(asyncio.to_thread(pool.ask, HANGS))
+        answer = asyncio.create_task(asyncio.to_thread(pool.ask, *HANGS))
         ticks = 0
         while not answer.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        return (await answer).verdict, ticks
+        return (await answer), ticks
 
-    assert pool.ask(EQUAL).verdict == "same"
+    assert pool.ask(*EQUAL) == "same"
     verdict, ticks = asyncio.run(ask_and_tick())
     assert verdict == "timeout"
     assert ticks > 20
-    assert pool.ask(EQUAL).verdict == "same"
+    assert pool.ask(*EQUAL) == "same"
 
 
 def test_a_worker_that_was_killed_is_replaced(pool: WorkerPool) -> None:
     for _ in range(5):
-        assert pool.ask(EQUAL).verdict == "same"
+        assert pool.ask(*EQUAL) == "same"
         for worker in pool.worker_ids():
             os.kill(worker, signal.SIGKILL)
-    assert pool.ask(EQUAL).verdict == "same"
+    assert pool.ask(*EQUAL) == "same"
 
 
 def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
@@ -83,18 +82,10 @@ def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
     try:
         for _ in range(2):
             with pytest.raises(StepSpecError, match="took more than 0 s to start"):
-                pool.ask(EQUAL)
+                pool.ask(*EQUAL)
             assert children() <= before
     finally:
         pool.close()
-
-
-def test_the_process_that_starts_workers_is_replaced_when_killed(pool: WorkerPool) -> None:
-    assert pool.ask(EQUAL).verdict == "same"
-    for worker in pool.worker_ids():
-        os.killpg(worker_group := os.getpgid(worker), signal.SIGKILL)
-        assert worker_group != os.getpgid(0)
-    assert pool.ask(EQUAL).verdict == "same"
 
 
 def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
@@ -131,12 +122,11 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
 
 
 def test_memory_is_limited() -> None:
-    huge = Question(("x",), (r"2^{2^{34}}",))
     pool = WorkerPool(1, GradingLimits(seconds=20, memory_bytes=2**27))
     try:
-        assert pool.ask(EQUAL).verdict == "same"
-        assert pool.ask(huge).verdict != "same"
-        assert pool.ask(EQUAL).verdict == "same"
+        assert pool.ask(*EQUAL) == "same"
+        assert pool.ask("x", r"2^{2^{34}}", 20.0) != "same"
+        assert pool.ask(*EQUAL) == "same"
         limits = Path(f"/proc/{pool.worker_ids()[0]}/limits")
         if limits.exists():
             line = next(line for line in limits.read_text("utf-8").splitlines() if line.startswith("Max address space"))
@@ -147,10 +137,10 @@ def test_memory_is_limited() -> None:
 
 def test_closing_stops_the_workers_and_releases_waiting_calls() -> None:
     pool = WorkerPool(1, GradingLimits(seconds=600))
-    pool.ask(EQUAL)
+    pool.ask(*EQUAL)
     workers = pool.worker_ids()
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(pool.ask, HANGS) for _ in range(2)]
+        waiting = [threads.submit(pool.ask, *HANGS) for _ in range(2)]
         time.sleep(0.3)
         pool.close()
         for each in waiting:

@@ -45,8 +45,8 @@ class Agreement(Grading):
         """Return the reference that later answers are compared with."""
         if cut_short or not text.strip():
             return NO_ANSWER
-        found = find_answer(text, last_number=self._last_number, cut_short=False)
-        if found is not None:
+        found = find_answer(text, numbers=self._last_number, cut_short=False)
+        if found is not None and not found.denied:
             try:
                 return self.check_gold(found.text)
             except UsageError:  # too long to be an answer, or nothing but marks

@@ -71,9 +71,9 @@ def test_options_name_the_keys_and_the_grader(tmp_path: Path, capsys: pytest.Cap
         (['{"output": "7", "gold": "7"}'], {"gold": "right"}, "has no key 'right'; its keys are 'output', 'gold'"),
         (['{"output": ["7"], "gold": "7"}'], {}, "key 'output' must be text or a number"),
         (
-            ['{"output": "7", "gold": "seven"}'],
+            ['{"output": "7", "gold": "lots"}'],
             {"grader": "number"},
-            "line 1: The gold answer 'seven' is not a number",
+            "line 1: The gold answer 'lots' is not a number",
         ),
         (['{"output": "7", "gold": "7"}'], {"grader": "maths"}, "no grader 'maths'. Did you mean 'math'?"),
         ([], {}, "has no rows"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import GraderKind, Grading, extract_answer, grader
-from stepspec.evaluation.grade.number import CHANGES, GLUED, NUMBER_WORDS, SHORT
+from stepspec.evaluation.grade.number import CHANGES, GLUED, IN_PROSE, NUMBER_WORDS, SHORT
 
 KINDS: tuple[GraderKind, ...] = get_args(GraderKind)
 FOLDER = Path(__file__).parent
@@ -84,7 +84,7 @@ def test_a_number_with_a_sign_is_not_the_number_without_it(
 
 
 @settings(max_examples=40)
-@given(NUMBERS, st.sampled_from(sorted(CHANGES - NUMBER_WORDS)), AROUND)
+@given(NUMBERS, st.sampled_from(sorted(CHANGES - NUMBER_WORDS - IN_PROSE)), AROUND)
 def test_a_word_that_changes_a_number_is_not_a_unit(
     graders: dict[str, Grading], number: str, word: str, around: str
 ) -> None:
@@ -148,8 +148,8 @@ def test_ten_megabytes_are_graded_in_a_second(kind: GraderKind, make: tuple[str,
 
 def test_only_the_end_of_a_very_long_text_is_read() -> None:
     with Grading("number") as grading:
-        assert grading.grade("x " * 1_000_000 + r"\boxed{18}", "18").status == "correct"
-        assert grading.grade(r"\boxed{18}" + "x " * 1_000_000, "18").status == "no_answer"
+        assert grading.grade("so " * 1_000_000 + r"\boxed{18}", "18").status == "correct"
+        assert grading.grade(r"\boxed{18}" + "so " * 1_000_000, "18").status == "no_answer"
         assert grading.grade("<think>" + "x" * 300_000 + r"\boxed{12}", "12").status == "no_answer"
         assert grading.grade("<think>" + "x" * 300_000 + r"</think>\boxed{12}", "12").status == "correct"
 

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from stepspec.evaluation.grade.latex import cleaned
-from stepspec.evaluation.grade.number import DENIES, SCALES, last_number, named_number, read_number
+from stepspec.evaluation.grade.number import CALCULATION, DENIES, SCALES, last_number, named_number, read_number
 from stepspec.evaluation.grade.words import FoundBy
 
 
@@ -37,14 +37,16 @@ def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
         numbers: whether the last number is taken if there is no box, `####`, `<answer>` or answer phrase.
         cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
     """
+    text = CALCULATION.sub("", text)
     found = _boxed(text) or _behind_hashes(text, cut_short) or _tagged(text) or _stated(text, cut_short)
     if found or cut_short or not numbers:
         return found
     last = last_number(text)
     if last is None:
         return None
-    behind = text[text.rfind(last[0]) + len(last[0]) :]
-    return Found(last[0], "last number", denied=_is_taken_back(behind, last[0]))
+    clause, number = last
+    behind = text[text.rfind(clause) + len(clause) :]
+    return Found(number, "last number", denied=_is_taken_back(behind, number))
 
 
 def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
@@ -71,7 +73,10 @@ def _boxed(text: str) -> Found | None:
     start, first, last, end = boxes[-1]
     joined = [boxes[-1]]
     for box in reversed(boxes[-MAX_TOGETHER:-1]):
-        if not _JOINS.fullmatch(text[box[3] : joined[-1][0]][:_NEAR]) or joined[-1][0] - box[3] > _NEAR:
+        between = text[box[3] : joined[-1][0]]
+        if len(between) > _NEAR or not (
+            _JOINS.fullmatch(between) or (_JOINED.search(between) and not _INFERS.search(between))
+        ):
             break
         joined.append(box)
     contents = tuple(text[box[1] : box[2]].strip() for box in reversed(joined))
@@ -91,20 +96,29 @@ def _boxed(text: str) -> Found | None:
 
 # Boxes with nothing but these between them are one answer.
 _JOINS = re.compile(
-    r"(?:[\s$,;&.()\[\]|/]|\\[\[\]()\\,;:! ]|\\q?quad|\\(?:text|mbox)\s*\{[\s,]*(?:and|or|to)?\s*\}|\\l(?:or|and)|\b(?:and|or|to|through)\b"
-    r"|\b(?:either|alternatively)\b|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+    r"(?i:[\s$,;&.()\[\]|/]|\\[\[\]()\\,;:! ]|\\q?quad|\\(?:text|mbox)\s*\{[\s,]*(?:and|or|to)?\s*\}|\\l(?:or|and)|\b(?:and|or|to|through)\b"
+    r"|\b(?:either|alternatively|maybe|perhaps|possibly)\b|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+)
+_JOINED = re.compile(r"[,;/]|\b(?:and|or|to)\b|^\s*(?:feet|ft|hours?|pounds?|minutes?|dollars?|yards?)\s*$")
+_INFERS = re.compile(
+    r"[.!?]\s|\n\s*\n|\b(?:wrong|not|no|but|so|then|hence|thus|therefore|which|gives?|get|actually|correct\w*|instead|because|since|implies"
+    r"|means|yields?|wait|simplif\w+|becomes)\b|\\(?:implies|therefore|Rightarrow|to)(?![a-zA-Z])",
+    re.IGNORECASE,
 )
 _CUT = (
-    r"\n|(?<!\\)\$|\\[\[\]()]|[=<>≤≥≠≈:;&]|\\(?:leq?|geq?|neq?|approx|equiv|sim|lt|gt|implies|Rightarrow|rightarrow|to|in|pmod|q?quad)(?![a-zA-Z])"
-    r"|\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|,(?!\d{3})|\.(?!\d)|\*\*|__|`|[✅🎉]"
+    r"\n|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{0,20}>|[=<>≤≥≠≈;&]|:(?!\d)|\\\\|\\(?:begin|end)\{[a-z*]+\}|\\(?:leq?|geq?|neq?|approx|equiv|sim|lt|gt|implies|therefore|because|Rightarrow|Longrightarrow|rightarrow|to|in|pmod|q?quad|blacksquare|square|qed)(?![a-zA-Z])"
+    r"|\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|,(?!\d{3}|\})|\.(?!\d)|\*\*|__|`|[✅🎉]"
 )
-_WORD = r"(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[^\W\d_a-zA-Z\u0370-\u03ff]"
-_LEFT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?]\s|^\s*(?:[-*•–]\s|\(?\w{{1,2}}[.)]\s)", re.MULTILINE)
-_RIGHT_CUT = re.compile(rf"{_CUT}|{_WORD}|[!?](?=\s|$)|[!?.]*$")
+_WORD = r"(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
+_LEFT_CUT = re.compile(
+    rf"{_CUT}|{_WORD}|\\(?:text|textbf|mathbf|mathrm|boldsymbol|mbox)\s*\{{|[!?]\s|^\s*(?:[-*•–]\s|\(?\w{{1,2}}[.)]\s)",
+    re.MULTILINE,
+)
+_RIGHT_CUT = re.compile(rf"{_CUT}|{_WORD}|(?<=\s)[mgshLCF](?=\s|[.,]|$)|[!?](?=\s|$)|[!?.]*$")
 _NOTHING = re.compile(
-    r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|[\s{}~*€£¥₹✅🎉]|US(?=\s*\\?\$?$)"
+    r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹✅🎉—]|US(?=\s*\\?\$?$)"
 )
-_SIGN = re.compile(r"(?:^|[\s(=:])[-−–](?:\\?\$|\\[(\[]|\{)*$")
+_SIGN = re.compile(r"(?:^|[\s(=:])[-−–](?:\\?\$|\\[(\[]|\{)*\Z")
 _RELATIONS = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)$")
 _GOES_ON = re.compile(
     r"\\?%|\^?\\circ|\d|,\d{3}(?!\d)|\{,\}\d|\\(?:pi|sqrt|[dt]?frac|cdot|times|e)(?![a-zA-Z])[^$\n.,;]*|\^[^\s.,;]+"
@@ -121,13 +135,16 @@ def _in_formula(before: str, content: str, behind: str) -> str:
     if right_cut and right_cut[0] in ("$", r"\)", r"\]"):
         more = _GOES_ON.match(behind[right_cut.end() :].lstrip())
         right += more[0] if more else ""
-    if right_cut and right_cut[0] in (",", ".", ":", ";") and "(" not in left:
+    right = re.sub(r"[(\[–—-]\s*$", "", right) if right_cut else right
+    if right_cut and _RELATIONS.fullmatch(right_cut[0]):
+        return f"{left}{content}{right_cut[0]} x"
+    if right_cut and right_cut[0] in (",", ":", ";"):
         closer = re.match(r"[,;:]\s*[^()\[\]\n$]{1,40}[)\]]", behind)
         opener = re.search(r"[(\[]\s*$", left)
         if closer and opener and not re.search(r"[a-z]{2,}", closer[0]):
             return f"{left}{content}{closer[0]}"
     if cut == "," and right.lstrip().startswith((")", "]", r"\right")):
-        opener = re.search(r"[(\[][^()\[\]\n$a-z]{1,60}$", before)
+        opener = re.search(r"[(\[](?:[^()\[\]\n$a-zA-Z]|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])|\\[a-z]+){1,60}$", before)
         if opener:
             return f"{opener[0]}{content}{right}"
     left, right = _without_brackets(left, right)
@@ -162,20 +179,24 @@ def _without_brackets(left: str, right: str) -> tuple[str, str]:
 
 _NO_VERB = r"(?:\s+(?!(?:is|are|was|equals|gives|makes|get|leaves|but|so|then)\b)[\w']+){0,3}"
 _DENIED_BEFORE = re.compile(
-    rf"(?:\b(?:not|never|neither|nor|cannot|no\s+longer|instead\s+of|rather\s+than|other\s+than|except|unlike)\b|n['’]t\b){_NO_VERB}(?:\s|[$(*:]|\\[(\[])*$"
+    rf"(?:\b(?:not|never|neither|nor|cannot|no\s+longer|instead\s+of|rather\s+than|other\s+than|except|unlike|anything\s+but|(?:less|more|fewer|greater)\s+than)\b|n['’]t\b){_NO_VERB}(?:\s|[$(*:]|\\[(\[])*$"
     r"|\b(?:half|twice|thrice|double|triple|minus|negative|(?:half|third|quarter|multiple|factor|square|cube|root|power|opposite|negation)s?\s+of)\s+(?:of\s+)?(?:\s|[$(*]|\\[(\[])*$"
     r"|\b(?:half|twice|double|triple|(?:third|quarter|opposite|negative|reciprocal|square)\s+of)\s+(?:of\s+)?(?:the\s+|my\s+|our\s+)?(?:final\s+|correct\s+)?(?:answer|it|this|that|value)\s+(?:is|equals)(?:\s|[$(*:]|\\[(\[])*$"
-    r"|\b(?:if|suppose|assume|assuming|unless|whether)\s(?:(?!\bthen\b|\banswer\b|[,.;:]\s).){0,40}\b(?:is|are|was|were|be|equals|=)(?:\s|[$(*]|\\[(\[])*$"
+    r"|(?<!only\s)\b(?:if|suppose|assume|assuming|unless|whether)\s(?!and\s+only\b)(?:(?!\bthen\b|\banswer\b|[,.;:]\s).){0,40}(?:\b(?:is|are|was|were|be|equals)|=)(?:\s|[$(*]|\\[(\[])*$"
     r"|\b(?:do|does|did|would|can)(?:n['’]t|\s+not)\s+(?:think|believe|say|know)\b[^.;]{0,60}$|\bdoubt\b[^.;]{0,60}$",
     re.IGNORECASE,
 )
 _OTHER = r"(?:\\?\$|\\[(\[]|\s|\*)*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
 _OTHER_BEFORE = re.compile(
-    r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)?(?:\$|\s|\\[)\]])*\s*,?\s*\b(?:or|and|to|through)\b(?:\s|[$(*]|\\[(\[])*$|\d\$?\s*[–—-]\s*[\\$]*$"
+    r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)?(?:\$|\s|\\[)\]])*\s*,?\s*\b(?:or|and|to|through)\b(?:\s|[$(*]|\\[(\[])*$"
+    r"|\d\$?\s*[–—-]\s*[\\$]*$|\d[.,:]\Z|\d\s*(?:feet|ft|hours?|pounds?|minutes?|dollars?|yards?)\s*(?:and\s+)?[\\$(]*$"
+    r"|(?:^|\bare|\bis|[:=,])\s*[\\$(]*-?\d[\d.]*\$?\s*,\s*[\\$(]*$"
 )
 _CLOSES = r"(?:\$|\\[)\]]|\*\*|__|\s|\})*"
 _CHANGED_BEHIND = re.compile(
-    rf"{_CLOSES}(?:\\text\s*\{{\s*)?(?:{'|'.join(f'{scale}s?' for scale in SCALES if len(scale) > 1)}|squared|cubed|factorial|mod|over|plus|times\s+(?:as|the|that|\d)"
+    rf"{_CLOSES}(?:per\s?cent|\\?%)[\s$]*of\b|{_CLOSES}\\text\s*\{{\s*[kKMB]\s*\}}|{_CLOSES}(?:\\!)?,(?:\\!)?\d{{3}}(?!\d)"
+    rf"|{_CLOSES},\s*[\\$(]*-?\d[\d.]*\$?\s*(?:[,.)]|$)"
+    rf"|{_CLOSES}(?:\\text\s*\{{\s*)?(?:bn|thirds|halves|quarters|{'|'.join(f'{scale}s?' for scale in SCALES if len(scale) > 1)}|squared|cubed|factorial|mod|over|plus|times\s+(?:as|the|that|\d)"
     r"|(?:and|plus)\s+(?:a|one|two|three)\s+(?:half|third|quarter|fourth|fifth|thirds|quarters)|or\s+(?:so|more|less|fewer)\b(?!\s+than))\b"
     rf"|{_CLOSES}(?:,\s*)?\(?(?:is|was|are)?\s*(?:wrong|incorrect|false|mistaken|not\s+(?:the\s+)?(?:right|correct|final|true|answer|it)|n['’]t\s+(?:the\s+)?(?:right|correct|true))\b(?!\s+if)"
     rf"|{_CLOSES}(?:isn|wasn)['’]t\s+(?:the\s+)?(?:right|correct|true|answer)|{_CLOSES}\?"
@@ -183,11 +204,11 @@ _CHANGED_BEHIND = re.compile(
     re.IGNORECASE,
 )
 _OTHER_BEHIND = re.compile(
-    rf"{_CLOSES}(?:[a-zA-Z]+{_CLOSES})?(?:,\s*)?\(?\s*(?:or|to|through|[–—-]){_OTHER}(?![\w.,/^*+-]*[\w/^*])",
+    rf"{_CLOSES}(?:[a-zA-Z]+{_CLOSES})?(?:,\s*)?\(?\s*(?:(?:or|to|through)(?:\s+(?:possibly|maybe|perhaps|even))?|[–—-]){_OTHER}(?![\w.,/^*+-]*[\w/^*])",
     re.IGNORECASE,
 )
 _SECOND = re.compile(
-    rf"{_CLOSES}(?:\\text\s*\{{)?\s*(feet|foot|ft|hours?|hrs?|pounds?|lbs?|minutes?|mins?|dollars?|yards?|meters?|m|km|kg|days?|weeks?|years?)\b\}}?,?\s*(?:and\s+)?[\\$]*\d+\$?\s*(?:\\text\s*\{{)?\s*(inch(?:es)?|in|minutes?|mins?|seconds?|secs?|ounces?|oz|cents?|feet|cm|m|g|hours?|days?|months?)\b"
+    rf"{_CLOSES}(?:\\text\s*\{{)?\s*(feet|foot|ft|hours?|hrs?|pounds?|lbs?|minutes?|mins?|dollars?|yards?|meters?|m|km|kg|days?|weeks?|years?)\b\s*\}}?,?\s*(?:and\s+)?[\\$]*\d+\$?\s*(?:\\text\s*\{{)?\s*(inch(?:es)?|in|minutes?|mins?|seconds?|secs?|ounces?|oz|cents?|feet|cm|m|g|hours?|days?|months?)\b"
 )
 
 
@@ -198,6 +219,7 @@ def _is_denied_before(before: str) -> bool:
 
 
 def _is_changed_behind(behind: str, content: str) -> bool:
+    behind = behind.partition("\n")[0]
     if _CHANGED_BEHIND.match(behind) or _SECOND.match(behind):
         return True
     other = _OTHER_BEHIND.match(behind)
@@ -226,12 +248,15 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _INSTEAD = re.compile(
-    rf"(?:{_START}|[,;]\s*|\s)(?<![\w'])(?:no|wait|actually|oops|correction)\b[\s,:.!…—-]*(?:{_REGRET})?(?:(?:it|that|this|the\s+answer)\s*(?:should\s+be|must\s+be|is|['’]s)\s*(?:really|actually|rather)?\s*)?{_OTHER}",
+    rf"(?:{_START}|[,;]\s*|\s)(?<![\w'])(?:no|wait|actually|oops|correction)\b[\s,:.!…—-]*(?:{_REGRET})?(?:(?:it|that|this|the\s+answer)\s*(?:should\s+be|must\s+be|is|['’]s)\s*(?:really|actually|rather)?\s*)?{_OTHER}(?!\s*[-+*/=×])|{_START}(?:it|that|the\s+answer)\s+should\s+be{_OTHER}",
     re.IGNORECASE,
 )
 
 
-_REGRETS = re.compile(rf"{_START}(?:wait|hmm+|oops|sorry|correction|hold\s+on|on\s+second\s+thought|I\s+(?:forgot|missed|overlooked))\b", re.IGNORECASE)
+_REGRETS = re.compile(
+    rf"{_START}(?:wait|hmm+|oops|sorry|correction|hold\s+on|on\s+second\s+thought|I\s+(?:forgot|missed|overlooked))\b",
+    re.IGNORECASE,
+)
 _COMES_TO = re.compile(rf"(?:\bis|\bbe|\bequals|=|\bget|\bgives|\bto){_OTHER}", re.IGNORECASE)
 
 
@@ -239,7 +264,7 @@ def _is_taken_back(behind: str, content: str) -> bool:
     """Return whether the text says later that the answer is wrong, or states another one."""
     if _TAKEN_BACK.search(behind):
         return True
-    if any(not _is_same(content, match[1]) for match in _INSTEAD.finditer(behind)):
+    if any(not _is_same(content, match[1] or match[2]) for match in _INSTEAD.finditer(behind)):
         return True
     regret = _REGRETS.search(behind)
     later = list(_COMES_TO.finditer(behind[regret.end() :])) if regret else []
@@ -272,16 +297,13 @@ def _behind_hashes(text: str, cut_short: bool) -> Found | None:
     return None
 
 
-_TAG = re.compile(r"<answer>\s*(.{1,2000}?)\s*</answer>", re.DOTALL | re.IGNORECASE)
-
-
 def _tagged(text: str) -> Found | None:
-    matches = deque(_TAG.finditer(text), maxlen=1)
-    return (
-        Found(matches[0][1], "phrase", denied=_is_taken_back(text[matches[0].end() :][:_FAR], matches[0][1]))
-        if matches
-        else None
-    )
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", max(0, end - _FAR), end) if end >= 0 else -1
+    if start < 0:
+        return None
+    answer = text[start + len("<answer>") : end].strip()
+    return Found(answer, "phrase", denied=_is_taken_back(text[end:][:_FAR], answer)) if answer else None
 
 
 # Possessive quantifiers, because backtracking could split a megabyte of spaces between two runs in a million ways.
@@ -292,8 +314,10 @@ _PHRASE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
+_WRONG_BEFORE = re.compile(r"\b(?:wrong|incorrect|false|nobody|not\s+true|impossible)\b[^.;]*$", re.IGNORECASE)
 _EXPLAINED = re.compile(
-    r"[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*", re.DOTALL
+    r"\s+(?:for|after)\s+\d+\s+[a-z]+\W*$|[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*",
+    re.DOTALL,
 )
 
 
@@ -312,10 +336,11 @@ def _stated(text: str, cut_short: bool) -> Found | None:
     answer = _EXPLAINED.sub("", rest[: end.start()] if end else rest).strip(" \t\r")
     answer = answer if answer.count("**") % 2 == 0 else answer.replace("**", "")
     before = text[max(0, phrase.start() - _NEAR) : phrase.start()]
-    behind = rest[end.start() :] if end else ""
+    behind = rest[rest.find(answer) + len(answer) :] if end else ""
     denied = (
         bool(DENIES.match(answer) or re.match(r"n['’]t\b", rest))
         or bool(end and end[0] == "?")
+        or bool(_WRONG_BEFORE.search(before))
         or _is_denied_before(f"{before} it is ")
     )
     return Found(answer, "phrase", denied=denied or _is_taken_back(behind, answer)) if answer else None

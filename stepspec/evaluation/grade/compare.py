@@ -53,12 +53,8 @@ class _Comparison:
             return words == others
         left, right = structure_of(gold), structure_of(found)
         if (
-            nesting < 3
-            and left.shape != "one"
-            and right.shape != "one"
-            and "union" not in (left.shape, right.shape)
-            or left.shape == right.shape == "union"
-        ):
+            nesting < 3 and left.shape != "one" and right.shape != "one" and "union" not in (left.shape, right.shape)
+        ) or left.shape == right.shape == "union":
             return self._parts_equal(left, right, nesting)
         if not _may_be_equal(gold, found, left, right):
             return False
@@ -109,7 +105,7 @@ def _by_name(parts: Sequence[str]) -> list[str]:
 _LETTER = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}"
 _HEAD = _LETTER + r"(?:\([^()]*\))?"
 _NAME = re.compile(
-    rf"(?:(?:[a-zA-Z](?:_\{{?\w{{1,3}}\}}?)?'{{0,2}}|\\[a-z]+(?:_\{{?\w\}}?)?)(?:\(\s*[^()=]{{1,20}}\s*\))?|[A-Z]{{2,4}}|[a-zA-Z]{{3,20}}(?:\s+[a-zA-Z]+){{0,5}}"
+    r"(?:(?:[a-zA-Z](?:_\{?\w{1,3}\}?)?'{0,2}|\\[a-z]+(?:_\{?\w\}?)?)(?:\(\s*[^()=]{1,20}\s*\))?|[A-Z]{2,4}|[a-zA-Z]{3,20}(?:\s+[a-zA-Z]+){0,5}"
     r"|m?\s*\\(?:measured)?angle\s*\{?[A-Z]{1,3}\}?|\\(?:overline|overrightarrow|vec|mathbf|text)\s*\{[^{}=]{1,60}\}(?:\s*[A-Za-z])?|\|[^|=]{1,10}\||\[[A-Z]{3,6}\]"
     r"|[a-zA-Z](?:_\w)?(?:\s*\+\s*[a-zA-Z](?:_\w)?){1,4}|\(\s*\\?[a-z]{1,6}(?:_\w)?(?:\s*,\s*\\?[a-z]{1,6}(?:_\w)?){1,4}\s*\))"
 )
@@ -125,10 +121,15 @@ def value_of(clean: str) -> str:
     if "=" not in clean or len(_split(clean, _SEPARATORS)) > 1 or re.search(r"\\(?:neq|approx)|[<>]", clean):
         return clean
     *firsts, last = (part.strip() for part in clean.split("="))
-    if DENIES.search(firsts[0]) or re.search(r"\b(?:twice|half|double)\b", firsts[0]):
+    if DENIES.search(firsts[0]) or re.search(
+        r"\b(?:twice|half|double|minus|opposite|negative)\b", WORDS.sub(r" \1 ", firsts[0])
+    ):
         return clean
     if _NAME.fullmatch(firsts[0]):
         return last
+    first, second = read_number(firsts[0]), read_number(last)
+    if len(firsts) == 1 and first and second and not first.equals(second) and re.fullmatch(r"[\d.,]+", firsts[0]):
+        return clean
     if re.fullmatch(_LETTER, last):
         return firsts[0] if len(firsts) == 1 else clean
     return clean if any(_LETTERS.search(_COMMAND.sub("", part)) for part in firsts) else last
@@ -160,7 +161,10 @@ def _times(gold: str, found: str) -> bool | None:
     return other == hour and (not half or given == half)
 
 
-_BASES = {word: str(base) for base, word in enumerate("two three four five six seven eight nine ten".split(), 2)}
+_BASES = {
+    word: str(base)
+    for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)
+}
 _IN_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
 
 
@@ -175,7 +179,9 @@ def _in_bases(gold: str, found: str) -> bool | None:
 
 _CHOICE = re.compile(r"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
 _CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
-_OTHER_CHOICE = re.compile(r"\([A-J]\)|\b(?:and|or|nor|not)\b|&|\?|(?<![A-Za-z])[B-HJ](?![A-Za-z'])")
+_OTHER_CHOICE = re.compile(
+    r"\([A-J]\)|\b(?:and|or|nor|not|wrong|incorrect|false)\b|&|\?|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
+)
 
 
 def _choices(gold: str, found: str) -> bool | None:
@@ -191,16 +197,40 @@ def _choices(gold: str, found: str) -> bool | None:
 
 _UNITS = {
     way: ways.split()[0]
-    for ways in (
-        "mm millimeter millimeters; cm centimeter centimeters; m meter meters metres; km kilometer kilometers; inch in inches;"
-        "feet ft foot; yard yd yards; mile mi miles; mg; g gram grams; kg kilogram kilograms; ounce oz ounces; pound lb lbs pounds;"
-        "ml mL milliliters; liter l L liters; gallon gallons; second s sec seconds; minute min minutes; hour h hr hours; day days;"
-        "week weeks; month months; year years; mph; cent cents; dollar dollars USD; degree degrees deg circ; radian rad radians"
-    ).split(";")
+    for ways in [
+        "mm millimeter millimeters",
+        " cm centimeter centimeters",
+        " m meter meters metres",
+        " km kilometer kilometers",
+        " inch in inches",
+        "feet ft foot",
+        " yard yd yards",
+        " mile mi miles",
+        " mg",
+        " g gram grams",
+        " kg kilogram kilograms",
+        " ounce oz ounces",
+        " pound lb lbs pounds",
+        "ml mL milliliters",
+        " liter l L liters",
+        " gallon gallons",
+        " second s sec seconds",
+        " minute min minutes",
+        " hour h hr hours",
+        " day days",
+        "week weeks",
+        " month months",
+        " year years",
+        " mph",
+        " cent cents",
+        " dollar dollars USD",
+        " degree degrees deg circ",
+        " radian rad radians",
+    ]
     for way in ways.split()
 }
 _UNIT_AT_END = re.compile(
-    r"(?<=[\d}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$"
+    r"(?<=[\da-z}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$"
 )
 
 
@@ -271,7 +301,7 @@ _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?)(?:small)?(?:matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{[a-zA-Z]*\}", re.DOTALL
 )
 _BELOW = r"(?:<|\\leq)"
-_REL = rf"\s*(<|>|\\leq|\\geq)\s*"
+_REL = r"\s*(<|>|\\leq|\\geq)\s*"
 _BOUND = r"((?:(?!\\[lgn]eq|\\text)[^<>=])+?)"
 _BETWEEN = re.compile(rf"{_BOUND}{_REL}[a-zA-Z]{_REL}{_BOUND}")
 _ONE_SIDED = re.compile(rf"[a-zA-Z]{_REL}{_BOUND}|{_BOUND}{_REL}[a-zA-Z]")
@@ -388,8 +418,10 @@ _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin
 def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure) -> bool:
     """Return whether computer algebra may compare the answers. It takes points for intervals and sets, `2x = 12` for 12,
     small letters for capitals, and leaves out words."""
-    if ("=" in gold) != ("=" in found):
+    if ("=" in gold) != ("=" in found) or gold.count("'") != found.count("'"):
         return False
+    if re.search(r"\d\s*\\frac", found) and not re.search(r"\d\s*\\frac", gold):
+        return False  # a mixed number or a product
     if {each.swapcase() for each in _LETTERS.findall(_COMMAND.sub("", found))} & (
         {*_LETTERS.findall(_COMMAND.sub("", gold))} - {*_LETTERS.findall(_COMMAND.sub("", found))}
     ):

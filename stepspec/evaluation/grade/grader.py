@@ -102,6 +102,7 @@ Of choices one is named. Words are compared as words, and a time has its half of
     math   :: 5:30 :: \boxed{5:30 PM} :: correct
 """
 
+import re
 from functools import lru_cache, partial
 from time import monotonic
 from types import TracebackType
@@ -228,6 +229,8 @@ class Grading:
         limits = self._limits
         if max(len(gold), len(found)) > limits.max_formula_chars:
             raise _Undecided("parse_error", f"The formula is longer than {limits.max_formula_chars:,} characters.")
+        if _HUGE.search(gold) or _HUGE.search(found):
+            raise _Undecided("parse_error", "A value of the formula is too large to be compared.")
         verdict = self._workers.ask(gold, found, max(0.0, deadline - monotonic()))
         if verdict in ("same", "different"):
             return verdict == "same"
@@ -250,6 +253,10 @@ class _Undecided(Exception):
         self.status: Status = status
 
 
+# Each would take the whole time of a worker. Powers and factorials within reason are read.
+_HUGE = re.compile(
+    r"\d{4,}\s*!|[!)]\s*!\s*[!)]|\^\s*\{?\s*\d{5,}|(?:\^[^\^]*){3,}!|(?:\^\s*\{?\s*[\d({]*){3,}|\d{101,}"
+)
 _DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 

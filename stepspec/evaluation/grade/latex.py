@@ -21,7 +21,28 @@ _UNICODE = str.maketrans(
         sign: rf"\{name} "
         for sign, name in zip(
             "π∞θαβγλμφω±√≤≥≠≈∈∪∩∅",
-            "pi infty theta alpha beta gamma lambda mu phi omega pm sqrt leq geq neq approx in cup cap emptyset".split(),
+            [
+                "pi",
+                "infty",
+                "theta",
+                "alpha",
+                "beta",
+                "gamma",
+                "lambda",
+                "mu",
+                "phi",
+                "omega",
+                "pm",
+                "sqrt",
+                "leq",
+                "geq",
+                "neq",
+                "approx",
+                "in",
+                "cup",
+                "cap",
+                "emptyset",
+            ],
             strict=True,
         )
     }

@@ -17,8 +17,15 @@ def _words(text: str) -> frozenset[str]:
 
 
 SCALES = {
-    **{"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7},
-    **{"billion": 10**9, "trillion": 10**12},
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "k": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    "billion": 10**9,
+    "trillion": 10**12,
 }
 NUMBER_WORDS = _words(
     """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
@@ -28,9 +35,12 @@ NUMBER_WORDS = _words(
 CHANGES = NUMBER_WORDS | _words(
     """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
     pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin
-    cos tan log ln base if unless otherwise wrong incorrect false short below above under beyond sinh cosh tanh"""
+    cos tan log ln base if unless otherwise wrong incorrect false short below above under beyond sinh cosh tanh
+    approximately roughly about twice"""
 )
 """Words behind a number that deny it or make another number of it."""
+IN_PROSE = _words("and to but less more fewer short below above under over")
+"""Those of them that in a sentence usually begin another phrase."""
 GLUED = _words(
     "mm cm km kg mg ml mL ft lb lbs oz hr hrs min mins sec mph kph kWh cent cents dollars hours minutes days am pm AM PM st nd rd th"
 )
@@ -43,7 +53,8 @@ SHORT = GLUED | _words(
 )
 """Words of up to three letters that are words behind a number. Others are products of unknowns, as in `7 xy`."""
 DENIES = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|no\s+longer)\b|n['’]t\b|\b(?:anything\s+but|far\s+from)\b", re.I
+    r"\b(?:not|never|neither|nor|cannot|no\s+longer|nobody|wrong|incorrect|false|different\s+from)\b|n['’]t\b|\b(?:anything\s+but|far\s+from)\b",
+    re.I,
 )
 
 
@@ -62,7 +73,11 @@ class Number:
         if self.percent == other.percent:
             return self.value == other.value
         share, plain = (self.value, other.value) if self.percent else (other.value, self.value)
-        return (plain == share and abs(plain) >= 1) or plain == share == 0 or (plain.denominator > 1 and plain == share / 100)
+        return (
+            (plain == share and abs(plain) >= 1)
+            or plain == share == 0
+            or (plain.denominator > 1 and plain == share / 100)
+        )
 
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ ]\d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3})+(?=,\d{1,2}(?!\d))|\d{1,3}(?:\.\d{3}){2,}|\d+)(?!\d)"
@@ -81,13 +96,14 @@ _NUMBER = re.compile(
     )(?:\s*(?:\\text\{{\s*)?(?P<scale>{"|".join(SCALES)}|K)s?\b(?:\s+of\b)?)?(?P<percent>\s*%)?(?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-)
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _VALUES = {word: value for value, word in enumerate(_ONES.split())} | {
-    word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
+    word: 10 * value
+    for value, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)
 }
-_IN_WORDS = re.compile(rf"(?:\b(?:{'|'.join((*_VALUES, 'hundred', 'thousand', 'million'))})\b[\s-]*(?:and\s+)?)+", re.IGNORECASE)
+_IN_WORDS = re.compile(
+    rf"(?:\b(?:{'|'.join((*_VALUES, 'hundred', 'thousand', 'million'))})\b[\s-]*(?:and\s+)?)+", re.IGNORECASE
+)
 
 
 def _in_digits(clean: str) -> str:
@@ -187,7 +203,7 @@ def _is_unit_token(space: str, text: str | None, word: str | None, *, glued: boo
     bare = word.rstrip(".")
     if glued:
         return bare in GLUED
-    return bare in SHORT or (len(bare) > 3 and bool(re.search("[aeiouyAEIOU]", bare)))
+    return bare in SHORT or (len(bare) > 3 and bool(re.search("[aeiouAEIOU]", bare)))
 
 
 _IN_SENTENCE = re.compile(
@@ -195,25 +211,31 @@ _IN_SENTENCE = re.compile(
     rf"(?:\s+(?:{'|'.join(scale for scale in SCALES if len(scale) > 1)})\b)?(?:\s?%)?"
 )
 _CHANGED_BEFORE = re.compile(
-    r"\b(?:half|twice|thrice|double|triple|minus|negative|plus|times|(?:third|quarter|multiple|factor|square|cube|root|power)s?\s+of|or|nor"
+    r"\b(?:half|twice|thrice|double|triple|minus|negative|plus|times|(?:third|quarter|multiple|factor|square|cube|root|power|reciprocal|opposite|inverse)s?\s+of|or|nor|out\s+of|by|base|mod|modulo|page|option|at\s+(?:least|most)|nearly|almost"
     r"|(?:less|more|fewer|greater|other|rather|higher|lower)\s+than|between|either|instead\s+of|step|equation|case|problem)\W*(?:of\s+)?$",
     re.IGNORECASE,
 )
 _CHANGED_BEHIND = re.compile(
-    rf"^[\s$]*(?:(?:{'|'.join(sorted(CHANGES - _words('and to but less more fewer short below above under over') - frozenset(SCALES)))})\b"
-    r"|(?:and|but)\s+(?:a|an|some|not)\b|(?:to|through|over)\s+[\\$]*\d|out\s+of\b|[-+*/^<>=!_]|\\(?!text\{|circ|\)|\]|%)|[a-zA-Z](?![a-zA-Z'’. ])|\()"
+    rf"^[\s$]*(?:(?:{'|'.join(sorted(CHANGES - IN_PROSE - frozenset(SCALES)))})\b"
+    r"|(?:and|but)\s+(?:a|an|some|not)\b|(?:to|through|over)\s+[\\$]*\d|out\s+of\b|[-+*/<>=!_]|\^(?!\s*\\circ)|\\(?!text\{|circ|\)|\]|%)|[a-zA-Z](?![a-zA-Z'’. ])|\()"
 )
 _COMPARED = re.compile(r"^\s*(?:less|more|fewer)\b")
 _IS = re.compile(r"\b(?:is|are|was|were|be|equals)\b(?:\s*[\\$*]*$)?", re.IGNORECASE)
 _CONDITION = re.compile(r"^\W*(?:if|suppose|assume|assuming|unless|whether|let)\b", re.IGNORECASE)
-_CALCULATION = re.compile(r"<<[^<>\n]{0,200}>>")
+CALCULATION = re.compile(r"<<[^<>\n]{0,200}>>")
 _OTHER_DENIED = re.compile(r",?\s+\(?(?:and\s+)?not\s+\\?\$?-?\d[\d.,]*\)?")
 
 
 def named_number(sentence: str) -> Number | None:
     """Return the number that a sentence names as its answer; None if it names none or several, or changes it."""
-    text = " ".join(WORDS.sub(r" \1 ", _CALCULATION.sub("", sentence)).replace("**", "").replace("__", "").split())
-    text = _OTHER_DENIED.sub("", text)
+    text = " ".join(WORDS.sub(r" \1 ", sentence).replace("**", "").replace("__", "").split())
+    text = re.sub(r"(?<=\d) \([a-z-]+\)", "", _OTHER_DENIED.sub("", text))
+    if re.search(
+        r"\b(?:half|third|quarter|multiple|factor|square|double|twice)\b(?:\s+of)?\s+(?:it|this|that|the\s+answer)\b",
+        text,
+        re.IGNORECASE,
+    ):
+        return None
     if text.endswith("?") or DENIES.search(text) or _CONDITION.search(text):
         return None
     before, _, behind = text.rpartition("=")
@@ -232,11 +254,15 @@ def named_number(sentence: str) -> Number | None:
         return None  # a product of unknowns
     if "," in last[0] and left.rstrip().endswith(("(", "[", "{")):
         return None  # a pair
-    if _CHANGED_BEFORE.search(left) or _CHANGED_BEHIND.search(right) or re.search(r"[-+*/^<>_\\]\s*$|\w\($", left):
+    if (
+        _CHANGED_BEFORE.search(left)
+        or _CHANGED_BEHIND.search(right)
+        or re.search(r"[-+*/^<>_\\]\s*$|\w\($|\\(?:[lgn]?eq|approx)\s*$|[(\[{][^()\[\]{}]*,\s*$", left)
+    ):
         return None
     if _COMPARED.search(right) and (not left.strip() or re.search(r"\b(?:is|are|was|be)\W*$", left)):
         return None
-    if any(word.casefold() in NUMBER_WORDS for word in re.findall(r"[a-z]+", right)[:2]):
+    if any(word.casefold() in NUMBER_WORDS for word in re.findall(r"[a-z]+", right)[:4]):
         return None
     return read_number(cleaned(last[0]))
 
@@ -260,8 +286,8 @@ _CLAUSE_END = re.compile(
 )
 
 
-def last_number(text: str) -> tuple[str, Number] | None:
-    """Return the last sentence of a text that has a number, and the number that its last clause names."""
+def last_number(text: str) -> tuple[str, str] | None:
+    """Return the last clause of a text that has a number, and the number that it names."""
     tail = text[-2_000:]
     ends = [0, *(end.end() for end in _SENTENCE_END.finditer(tail)), len(tail)]
     sentence = next(
@@ -276,5 +302,7 @@ def last_number(text: str) -> tuple[str, Number] | None:
         and re.search(r"\d\W*$", sentence[:start].rstrip(", "))
     ):
         return None  # the last of a list
+    if re.search(r"[a-zA-Z]\s*=\s*-?[\d.]+\W*$", sentence[:start]) and re.match(r"\W*[a-zA-Z]\s*=", clause):
+        return None  # two unknowns
     number = None if _CONDITION.search(sentence) or sentence.rstrip().endswith("?") else named_number(cleaned(clause))
-    return None if number is None else (clause, number)
+    return None if number is None else (clause, list(_IN_SENTENCE.finditer(cleaned(clause)))[-1][0])

@@ -15,7 +15,7 @@ from evals.bench import presets
 from evals.training.gsm_mini import load_split
 from stepspec import Pair, Policy, Result, Sampling, StepSpec, load_policy
 from stepspec.api.models import load_pair
-from stepspec.cli.eval import DEFAULT_POLICIES
+from stepspec.cli.options import DEFAULT_POLICIES
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import PolicySummary
 from stepspec.loop.families import FAMILIES

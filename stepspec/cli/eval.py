@@ -17,6 +17,7 @@ from stepspec.base.printable import printable
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
+    DEFAULT_POLICIES,
     DraftOption,
     JudgeOption,
     MaxTokensOption,
@@ -55,8 +56,6 @@ from stepspec.evaluation.run import (
     load_policies,
     load_problems,
 )
-
-DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "two-level")
 
 
 def main(

@@ -36,13 +36,15 @@ PolicyOption = Annotated[
     str,
     typer.Option("--policy", metavar="NAME|FILE", help="The policy.", autocompletion=names_of("policies")),
 ]
+DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "two-level")
+"""The policies that an evaluation compares if none is named."""
 PoliciesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help="A policy to compare; repeat it for several. Default: target, token, draft, always, specreason, "
-        "specreason-decode and two-level. The target is always included.",
+        help=f"A policy to compare; repeat it for several. Default: {', '.join(DEFAULT_POLICIES)}. The target is "
+        "always included.",
         autocompletion=names_of("policies"),
     ),
 ]

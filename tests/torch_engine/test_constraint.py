@@ -110,9 +110,10 @@ async def test_sampled_text_follows_its_schema(pair: Pair, drafter: DrafterName)
     assert len({text for text, _ in texts}) > 1
 
 
-async def test_drafting_does_not_change_the_distribution(pair: Pair) -> None:
+@pytest.mark.parametrize("num_texts", [150, pytest.param(300, marks=pytest.mark.soak)])
+async def test_drafting_does_not_change_the_distribution(pair: Pair, num_texts: int) -> None:
     """A chi-square test compares samples with and without drafting. It would detect a bias."""
-    form, num_texts = {"enum": ["five", "six", "ten", "more", "Ann"]}, 150
+    form = {"enum": ["five", "six", "ten", "more", "Ann"]}
 
     async def sample(drafter: DrafterName, first_seed: int) -> Counter[str]:
         seeds = range(first_seed, first_seed + num_texts)

@@ -65,6 +65,7 @@ async def test_a_model_with_a_draft_vocabulary_writes_only_its_ids(sampling: Sam
     assert set(chunk.ids) <= set(SOME) & (sampling.allowed or set(SOME))
 
 
+@pytest.mark.parametrize("num_texts", [2000, pytest.param(6000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     ("vocabulary", "sampling"),
     [
@@ -73,12 +74,14 @@ async def test_a_model_with_a_draft_vocabulary_writes_only_its_ids(sampling: Sam
         ((2,), Sampling(1.0, allowed=frozenset({0, 1, 3}))),
     ],
 )
-def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...], sampling: Sampling) -> None:
+def test_sampled_texts_have_the_targets_distribution(
+    vocabulary: tuple[int, ...], sampling: Sampling, num_texts: int
+) -> None:
     """This holds even if no allowed token is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""
     target = make_network(llama_config(vocab_size=5, initializer_range=0.1), seed=3)
     model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
     draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
-    texts, _ = sample_texts(model, draft, prompt, sampling, 2000, depth=2)
+    texts, _ = sample_texts(model, draft, prompt, sampling, num_texts, depth=2)
     assert p_value(texts, joint_distribution(conditional_distributions(target, prompt, 2, sampling))) > FALSE_ALARM
 
 

@@ -68,13 +68,14 @@ def sampled_by_drafters() -> list[ParameterSet]:
     ]
 
 
+@pytest.mark.parametrize("num_texts", [NUM_TEXTS, pytest.param(6000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("name", "sampling"), sampled_by_drafters())
 def test_tokens_from_speculation_have_the_targets_joint_distribution(
-    target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling
+    target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling, num_texts: int
 ) -> None:
     """A correct sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     model = make_model(target)
-    texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, NUM_TEXTS, depth=3)
+    texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, num_texts, depth=3)
     assert 0.1 < accepted < 0.98, "the test needs both accepted and rejected tokens"
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stepspec.evaluation.grade.latex import WORDS, cleaned, text_key
-from stepspec.evaluation.grade.number import DENIES, is_unit, named_number, read_number
+from stepspec.evaluation.grade.number import is_unit, read_number
+from stepspec.evaluation.grade.prose import DENIES, named_number
 from stepspec.evaluation.grade.words import DecidedBy
 
 Algebra = Callable[[str, str], bool]
@@ -252,7 +253,7 @@ def without_unit(clean: str) -> str:
     match = _TRAILING.search(clean)
     if (
         match
-        and is_unit(match[1])
+        and is_unit(WORDS.sub(r" \1 ", match[1]))
         and not re.search(r"\d", WORDS.sub(r"\1", re.sub(r"\^.*", "", match[1])))
         and (r"\circ" not in match[1] or not re.search(r"\\(?:sin|cos|tan)", clean))
     ):

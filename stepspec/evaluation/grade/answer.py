@@ -202,6 +202,7 @@ _PHRASE = re.compile(
 _FORMULA = re.compile(r"(\$\$|\\\[|\\\(|\$)(?!\s*-?\d[\d,.]*\s+[a-z])(.+?)(?<!\\)(\$\$|\\\]|\\\)|\$)(?!\d)", re.DOTALL)
 _STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
 _WRONG_BEFORE = re.compile(r"\b(?:wrong|incorrect|false|nobody|not\s+true|impossible)\b[^.;]*$", re.IGNORECASE)
+_SUPPOSED = re.compile(r"(?:^|[.!?\n])\W*(?:if|suppose|assuming)\b[^.!?\n]*$", re.IGNORECASE)
 _EXPLAINED = re.compile(
     r"\s+(?:for|after)\s+\d+\s+[a-z]+\W*$|[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*",
     re.DOTALL,
@@ -224,6 +225,7 @@ def _stated(text: str, cut_short: bool) -> Found | None:
         bool(DENIES.match(plain(answer)) or re.match(r"n['’]t\b", rest) or (end and end[0] == "?"))
         or bool(_WRONG_BEFORE.search(before))
         or is_denied(f"{before} it is ")
+        or ("would" in phrase[0] and bool(_SUPPOSED.search(before)))
         or (end is not None and is_taken_back(rest[rest.find(answer) + len(answer) :], answer))
     )
     return Found(answer, "phrase", denied=denied) if answer else None

@@ -110,10 +110,11 @@ from typing import Self, get_args
 
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.grade.answer import Found, closed_boxes, find_answer
-from stepspec.evaluation.grade.compare import compare, value_of
+from stepspec.evaluation.grade.compare import compare
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
 from stepspec.evaluation.grade.prose import named_number
+from stepspec.evaluation.grade.structure import value_of
 from stepspec.evaluation.grade.thinking import without_thinking
 from stepspec.evaluation.grade.words import (
     MAX_ANSWER_CHARS,

@@ -125,7 +125,7 @@ _IN_SENTENCE = re.compile(
     rf"(?<![\w.\\^_/+*)\]])-?(?<![\w)\]]-)(?:\d+ \d+/\d+|{UNSIGNED}(?:/\d+)?)(?: {SCALE}\b)?(?: ?%)?", re.I
 )
 _CHANGED_BEFORE = re.compile(
-    rf"\b(?:{_any('half twice thrice double triple minus negative plus times or nor out_of by base mod modulo page option nearly almost between either instead_of step equation case problem to at_least at_most')}"
+    rf"\b(?:{_any('half twice thrice double triple minus negative plus times or nor out_of divided_by multiplied_by base mod modulo page option nearly almost between either instead_of step equation case problem to at_least at_most')}"
     rf"|{_any('third quarter multiple factor square cube root power reciprocal opposite inverse')}s? of|{_any('less more fewer greater other rather higher lower')} than)\W*(?:of )?$"
     r"|[-+*/^<>_\\]\s*$|\w\($|\\(?:[lgn]?eq|approx)\s*$|[(\[][^()\[\]]*,\s*$",
     re.I,
@@ -177,7 +177,7 @@ def _values(text: str) -> set[Fraction | None]:
 
 
 _SENTENCE = re.compile(r"(?<!\b[A-Za-z])[.!?](?=[\s\"')\]}]|$)|\n")
-_CLAUSE = re.compile(r"[,;:] |\b(?:so|thus|hence|therefore|then)\b,? ", re.I)
+_CLAUSE = re.compile(r"[,;:] |\b(?:so|thus|hence|therefore|then)\b,? |\band (?=[a-z]+ )", re.I)
 
 
 def last_number(text: str) -> tuple[str, str] | None:

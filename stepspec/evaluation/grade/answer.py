@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
-from stepspec.evaluation.grade.prose import DENIES, is_changed, is_denied, is_taken_back, last_number, named_number, plain
+from stepspec.evaluation.grade.prose import (
+    DENIES,
+    is_changed,
+    is_denied,
+    is_second,
+    is_taken_back,
+    last_number,
+    named_number,
+    plain,
+)
 from stepspec.evaluation.grade.words import FoundBy
 
 MAX_TOGETHER = 20
@@ -64,13 +73,11 @@ def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
     return found
 
 
-# What stands between boxes that are one answer.
-_JOINS = re.compile(r"(?:[\s,;&.()\[\]|/]|\b(?:and|or|to|through|either|alternatively|maybe|perhaps|possibly)\b|\b[a-z](?:_\w)? ?=)*", re.I)
-_JOINED = re.compile(r"[,;/]|\b(?:and|or|to)\b|^\s*(?:feet|ft|hours?|pounds?|minutes?|dollars?|yards?)\s*$")
+_JOINS = re.compile(r"[\s.]*|.*(?:[,;/&]|\b(?:and|or|to|through)\b|\\l(?:and|or)(?![a-z])).*", re.DOTALL)
 _INFERS = re.compile(
-    r"[.!?] |\n|\\[a-zA-Z]|\b(?:wrong|not|no|but|so|then|hence|thus|therefore|which|gives?|get|actually|correct\w*|instead"
-    r"|because|since|implies|means|yields?|wait|simplif\w+|becomes)\b",
-    re.I,
+    r"[.!?] |\n|\\(?!l)[a-zA-Z]|\b(?:wrong|not|no|but|so|then|hence|thus|therefore|which|gives?|get|actually|correct\w*|wait"
+    r"|instead|because|since|implies|means|yields?|simplif\w+|becomes)\b",
+    re.IGNORECASE,
 )
 
 
@@ -82,94 +89,64 @@ def _boxed(text: str) -> Found | None:
     joined = [boxes[-1]]
     for box in reversed(boxes[-MAX_TOGETHER:-1]):
         between = text[box[3] : joined[-1][0]]
-        bare = re.sub(r"\\l(?:or|and)(?![a-z])", " or ", plain(between))
-        if len(between) > _NEAR or not (_JOINS.fullmatch(bare) or (_JOINED.search(bare) and not _INFERS.search(bare))):
+        bare = plain(between[:_NEAR]).strip()
+        if len(between) > _NEAR or _INFERS.search(bare) or not _JOINS.fullmatch(bare):
             break
         joined.append(box)
-    contents = tuple(text[box[1] : box[2]].strip() for box in reversed(joined))
-    before = text[max(0, start - _NEAR) : start] if len(joined) == 1 else ""
+    others = tuple(text[box[1] : box[2]].strip() for box in joined[:0:-1])
+    before = "" if others else text[max(0, start - _NEAR) : start]
     behind, content = text[end : end + _NEAR], text[first:last].strip()
     denied = (
         is_denied(before)
         or is_changed(behind, content)
         or is_taken_back(text[end : end + _FAR], content)
-        or _is_second(before, content)
+        or (is_second(before) and read_number(cleaned(content[:_NEAR])) is not None)
     )
-    return Found(_in_formula(before, content, behind), "box", contents[:-1], denied)
-
-
-_FIRST = re.compile(
-    r"(?<![\w.,/^*+-])-?\d[\d,]*(?:\.\d+)? ?,? ?(?:(?:or|and|to|through) |[–—-] ?)\(?$|\d[.,:]$"
-    r"|\d ?(?:feet|ft|hours?|pounds?|minutes?|dollars?|yards?) (?:and )?\(?$|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
-)
-
-
-def _is_second(before: str, content: str) -> bool:
-    """Return whether a number before a box with a number makes it the second of two, or a part of one."""
-    return bool(_FIRST.search(plain(before))) and read_number(cleaned(content[:_NEAR])) is not None
+    return Found(_in_formula(before, content, behind), "box", others, denied)
 
 
 _RELATION = r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![a-zA-Z])"
+# Where a formula ends: delimiters, words, list items, relations, separators, and units of one letter.
 _STOP = re.compile(
-    rf"\n|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|\\(?:begin|end)\{{[a-z*]+\}}|{_RELATION}"
-    r"|\\(?:approx|equiv|sim|implies|therefore|because|[RL]ongrightarrow|[Rr]ightarrow|to|in|pmod|q?quad|blacksquare|square|qed)(?![a-zA-Z])"
-    r"|\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|,(?!\d{3}|\})|\.(?!\d)|[!?](?=\s|$)|\*\*|__|`|[✅🎉≈]"
+    rf"\n(?:\s*(?:[-*•–]|\(?\w{{1,2}}[.)])\s)?|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|{_RELATION}"
+    r"|\\(?:begin|end)\{[a-z*]+\}|\\(?:text|mbox|mathrm|textbf|mathbf|boldsymbol)\s*\{|,(?!\d{3}|\})|\.(?!\d)|[!?](?=\s|$)"
+    r"|\\(?:approx|equiv|sim|implies|therefore|because|to|in|pmod|q?quad|(?:black)?square|qed|[RLrl]\w*arrow)(?![a-zA-Z])"
+    r"|\*\*|__|`|[✅🎉≈]|(?<=\s)[mgshLCF](?=\s|[.,]|$)"
     r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
 )
-_OPENED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|mbox)\s*\{|(?m:^\s*(?:[-*•–]\s|\(?\w{1,2}[.)]\s))")
-_UNIT_LETTER = re.compile(r"(?<=\s)[mgshLCF](?=\s|[.,]|$)|[!?.]*$")
 _BLANK = re.compile(
-    r"\\[!,;: ]|\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US(?=\s*\\?\$?$)"
+    r"\\[!,;: ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US"
 )
-_SIGN = re.compile(r"(?:^|[\s(=:])[-−–](?:\\?\$|\\[(\[]|\{)*\Z")
-_BULLET = re.compile(r"(?:^|\n)\s*[-–]\s+\S{0,3}$")
-_GOES_ON = re.compile(r"\\?%|\^?\\circ|\d|,\d{3}(?!\d)|\{,\}\d|\\(?:pi|sqrt|[dt]?frac|cdot|times|e)(?![a-zA-Z])[^$\n.,;]*|\^[^\s.,;]+")
-_PAIR = re.compile(r"[(\[](?:[^()\[\]\n$a-zA-Z]|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])|\\[a-z]+){1,60}$")
+_PAIRED = re.compile(r"[,;:](?:(?![a-z]{2})[^()\[\]\n$]){1,40}[)\]]")
 
 
 def _in_formula(before: str, content: str, behind: str) -> str:
     """Return what the box's side of its equation says, with the content in the place of the box."""
-    stops = [*_STOP.finditer(before), *_OPENED.finditer(before)]
-    stop = max(stops, key=lambda match: match.end(), default=None)
-    left, cut = (before[stop.end() :], stop[0]) if stop else (before, "")
-    ends = [match for match in (_STOP.search(behind), _UNIT_LETTER.search(behind)) if match]
-    end = min(ends, key=lambda match: match.start())
-    right, next_cut = behind[: end.start()], end[0]
-    if next_cut in ("$", r"\)", r"\]") and (more := _GOES_ON.match(behind[end.end() :].lstrip())):
-        right += more[0]
-    if next_cut:
-        right = re.sub(r"[(\[–—-]\s*$", "", right)
-    if re.fullmatch(_RELATION, next_cut):
-        return f"{left}{content}{next_cut} x"
-    if cut == "," and right.lstrip().startswith((")", "]", r"\right")) and (pair := _PAIR.search(before)):
-        return f"{pair[0]}{content}{right}"
-    if next_cut in (",", ":", ";") and re.search(r"[(\[]\s*$", left):
-        closer = re.match(r"[,;:]\s*[^()\[\]\n$]{1,40}[)\]]", behind[end.start() :])
-        if closer and not re.search(r"[a-z]{2,}", closer[0]):
-            return f"{left}{content}{right}{closer[0]}"
-    left, right = _without_brackets(left, right)
-    bare_left, bare_right = _BLANK.sub("", left), _BLANK.sub("", right)
-    if next_cut == "=" and (bare_left or bare_right):
-        return content  # a gap that was filled: `3 + \boxed{5} = 8`
-    if re.fullmatch(r"[-−–]", bare_left) and not bare_right:
-        return f"-{content}"
-    sign = "-" if not bare_left and _SIGN.search(before) and not _BULLET.search(before) else ""
-    if re.fullmatch(r"\\?%", bare_right) and not bare_left:
-        return f"{sign}{content}\\%"
-    relation = f"{cut} " if re.fullmatch(_RELATION, cut) else ""
-    if not (bare_left or bare_right or sign or relation):
-        return content
-    return f"{relation}{sign}{left.strip()}{{{content}}}{right.strip()}"
-
-
-def _without_brackets(left: str, right: str) -> tuple[str, str]:
-    """Leave out brackets directly around a box, unless something is done to them."""
-    for _ in range(3):
-        opener, closer = re.search(r"(?:\\left\s*)?[(\[]\s*$", left), re.match(r"\s*(?:\\right\s*)?[)\]]", right)
-        if not opener:
-            return left, right if right.count(")") <= right.count("(") else right[: right.index(")")]
-        left, right = left[: opener.start()], right[closer.end() :] if closer else right
-    return left, right
+    before = f"\n{before}"
+    *_, stop = _STOP.finditer(before)
+    left, cut, end = before[stop.end() :], stop[0], _STOP.search(behind)
+    right, next_cut = (behind[: end.start()], end[0]) if end else (behind.rstrip("!?."), "")
+    if next_cut in ("$", r"\)", r"\]") and end:  # what goes on behind `$`, as in `$\boxed{6}$%`
+        right += (re.match(r"\\?%|\^?\\circ|\d|\\pi|\\sqrt\S*", behind[end.end() :]) or [""])[0]
+    left, right = (re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", side).strip() for side in (left, right))
+    if re.fullmatch(_RELATION, next_cut) or re.fullmatch(_RELATION, cut):
+        return f"{left}{content}{next_cut} x" if re.fullmatch(_RELATION, next_cut) else f"{cut} {left}{content}{right}"
+    if (cut in (",", ";") and right[:1] in (")", "]")) or (
+        end and left[-1:] in ("(", "[") and _PAIRED.match(behind[end.start() :])
+    ):
+        return f"(?, {content})"  # one of the values of a pair
+    while left[-1:] in ("(", "["):
+        left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
+    if right.count(")") > right.count("("):
+        right = right[: right.index(")")]
+    if cut in ("$", r"\(") and not left and re.search(r"[\s(=:][-−–]$", before[: stop.start()]):
+        left = "-"
+    bare_left, bare_right = _BLANK.sub("", left), _BLANK.sub("", right).rstrip("([–—-")
+    if (next_cut == "=" and (bare_left or bare_right)) or not (bare_left or bare_right):
+        return content  # also a gap that was filled: `3 + \boxed{5} = 8`
+    if bare_left in ("", "-", "−", "–") and bare_right in ("", "%", r"\%"):
+        return f"{'-' if bare_left else ''}{content}{bare_right}"
+    return f"{left}{{{content}}}{right}"
 
 
 _LINE = re.compile(r"^[ \t]*####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)

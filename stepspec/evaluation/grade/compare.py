@@ -112,7 +112,7 @@ _TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", r
 def _times(gold: str, found: str) -> bool | None:
     """Compare times of a day. The answer has its half of the day if the gold answer has it."""
     time, other = (_TIME.fullmatch(WORDS.sub(r" \1", each).strip()) for each in (gold, found))
-    if not time or not (time[2] and (time[3] or (other and other[3]))):
+    if not time or not (time[3] or (time[2] and other and other[3])):
         return None
     if not other:
         return False
@@ -178,7 +178,7 @@ def _units(gold: str, found: str) -> bool | None:
 
 _POWER = r"(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
 _TRAILING = re.compile(rf"(?<=[0-9a-zA-Z}})!])((?:\s*\\text\{{[^{{}}]*\}})+){_POWER}\s*$|\s*\^\\circ\s*$")
-_TRAILING_WORDS = re.compile(rf"(?<=[0-9}})])((?:\s[a-z]{{1,12}})+){_POWER}$")
+_TRAILING_WORDS = re.compile(rf"(?<=[0-9}})])((?:\s[a-z]{{2,12}})+){_POWER}$")
 
 
 def without_unit(clean: str) -> str:

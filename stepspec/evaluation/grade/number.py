@@ -19,18 +19,20 @@ def listed(text: str) -> frozenset[str]:
 SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "K": 10**3, "lakh": 10**5, "million": 10**6}
 SCALES |= {"crore": 10**7, "billion": 10**9, "bn": 10**9, "trillion": 10**12}
 SCALE = "|".join(f"{scale}s?" for scale in SCALES if len(scale) > 1)
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+)
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _VALUES = {word: value for value, word in enumerate(f"{_ONES} eighteen nineteen".split())}
 _VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
-PARTS = "half halves thirds? fourths? quarters? fifths? sixths? sevenths? eighths? ninths? tenths? hundredths? thousandths?"
+PARTS = "(?:half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?)"
 CHANGES = listed(
     """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
     pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin
-    cos tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about twice"""
+    cos tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about approximately roughly twice"""
 )
 """Words behind a number that deny it or make another number of it, beside those of `AMOUNT`."""
-AMOUNT = rf"(?:{SCALE}|{PARTS.replace(' ', '|')}|{'|'.join([*_VALUES][2:])}|zero)"
+AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
 GLUED = listed(
     """mm cm m km kg g mg ml mL L ft in lb lbs oz h hr hrs s min mins sec mph kph kWh kW W V cent cents dollars hours
     minutes days am pm AM PM st nd rd th"""

@@ -21,7 +21,9 @@ BRACKETED = r"\begin"
 _LETTER = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}"
 _MEMBER = re.compile(rf"(?:{_LETTER}|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\))\s*\\in(?![a-zA-Z])\s*")
 # Left out of a name: what stands in brackets or below, and commands without arithmetic.
-_WITHIN = re.compile(r"_\{[^{}]*\}|_\w|\([^()]*\)|\|[^|]*\||\[[^\]]*\]|\\(?:text|overline|overrightarrow|vec|mathbf)\s*\{[^{}]*\}")
+_WITHIN = re.compile(
+    r"_\{[^{}]*\}|_\w|\([^()]*\)|\|[^|]*\||\[[^\]]*\]|\\(?:text|overline|overrightarrow|vec|mathbf)\s*\{[^{}]*\}"
+)
 _ARITHMETIC = re.compile(r"\d|[-/^*!]|\\(?:frac|sqrt|cdot|log|ln|sin|cos|tan|pm|binom|sum|int|lim)(?![a-z])")
 _CHANGED = re.compile(r"\b(?:twice|half|double|minus|opposite|negative)\b")
 
@@ -74,7 +76,9 @@ def structure_of(clean: str) -> Structure:
     if matrix:
         rows = [split(row, frozenset({"&"})) for row in split(matrix[2], frozenset({r"\\"})) if row.strip()]
         kind = "v" if matrix[1] in ("v", "V") else ""
-        return Structure("matrix", [cell for row in rows for cell in row], kind + "x".join(str(len(row)) for row in rows))
+        return Structure(
+            "matrix", [cell for row in rows for cell in row], kind + "x".join(str(len(row)) for row in rows)
+        )
     union = split(text, frozenset({r"\cup"}))
     either = [_interval(each) for each in split(text, frozenset({"or"}))]
     if len(either) > 1 and all(each[:1] in ("(", "[") for each in either):

@@ -1,105 +1,67 @@
 r"""Text grading: find the answer, compare it exactly, and use computer algebra only where that is not enough.
 
-The rules, each with examples: grader, gold answer, text, and whether it is correct or refused, which is any other
-status. `all` is every grader. The tests are made from this table.
-
-The answer is the last box, else what stands behind ####, in <answer> or behind an answer phrase, else the last number.
+The rules, with examples: grader, gold answer, text, and whether it is correct or refused, which is any other status.
+`all` is every grader. The tests are made from this table. An answer is *strict* if it stands in a box, behind #### or in
+<answer>, or is stated ("the answer is"); the *flexible* reading then also takes the last number of a text.
     all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
+    all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
     number :: 18 :: #### **18** cups :: correct
-    number :: 18 :: <answer>18</answer> :: correct
     number :: 18 :: The answer is 18, because 9 and 9 is 18. :: correct
     number :: 18 :: He sold 2 eggs, so he has **18** eggs left. :: correct
-Nothing in the thinking is an answer, whether it is closed or not.
-    all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
-    all    :: 18 :: It is \boxed{17}.</think> It is \boxed{18}. :: correct
-Boxes with nothing but marks, "and" or "or" between them are one answer.
+Boxes with nothing but separators between them are one answer. What a formula does to its box belongs to the answer.
     all    :: 13 :: either \boxed{12} or \boxed{13} :: refused
-    all    :: 13 :: \boxed{13}, or \boxed{13.0} :: correct
     math   :: 12, 13 :: \boxed{12} and \boxed{13} :: correct
-What a formula does to its box belongs to the answer. The box may be what any other formula comes to.
-    all    :: 6 :: $-\boxed{6}$ :: refused
     all    :: -6 :: So $x = -\boxed{6}$. :: correct
     all    :: 6 :: $\boxed{6}\pi$ :: refused
-    all    :: 6 :: (\boxed{6})^2 :: refused
     all    :: 6 :: (3, \boxed{6}) :: refused
-    all    :: 6 :: \boxed{6},000 :: refused
     all    :: 6 :: $x > \boxed{6}$ :: refused
     all    :: 6 :: $2x = 5 + 1 = \boxed{6}$ :: correct
-Words behind a box are a unit, unless they make another number of it. What is denied is what the text says plainly.
+What is denied is what the text says plainly. Words behind a number are its unit, unless they make another number of it.
     all    :: 6 :: at least \boxed{6} more than Ann, in $\text{cm}^2$ :: correct
     all    :: 6 :: \boxed{6} dozen :: refused
-    all    :: 6 :: \boxed{6} feet 3 inches :: refused
     all    :: 6 :: \boxed{6} or 7 :: refused
-    all    :: 6 :: \boxed{5} to \boxed{6} :: refused
     all    :: 6 :: It is not \boxed{6}. :: refused
     all    :: 6 :: If it were \boxed{6}, it would fit. :: refused
     all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
-    all    :: 6 :: \boxed{6}. The answer is 7. :: refused
     all    :: 6 :: \boxed{6}. This is wrong if prices change. It is not necessary to simplify. :: correct
     number :: 6 :: The answer is 6. No wait, it is 7. :: refused
-    number :: 6 :: The answer is 6 for Ann and 7 for Ben. :: refused
-    number :: 6 :: The answer is 6, not 7. :: correct
-Styles, spaces, currencies and degrees are left out. Digits are one number only with marks of grouping between them.
-    all    :: 113 :: \boxed{\textbf{(113)}^\circ} :: correct
-    all    :: 113 :: \boxed{\$113.00} :: correct
-    all    :: 1200 :: \boxed{1{,}200} :: correct
+    all    :: 7 :: \boxed{7 apples} :: correct
+    all    :: 7 :: \boxed{7 xyz} :: refused
+    number :: 36 :: \boxed{3\text{ dozen}} :: correct
+    math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
+Styles, currencies and degrees are left out. Digits are one number only with marks of grouping between them.
+    all    :: 1200 :: \boxed{\textbf{(\$1{,}200.00)}^\circ} :: correct
     all    :: 1200 :: \boxed{(1,200)} :: refused
     all    :: 12 :: \boxed{1 2} :: refused
-    all    :: 12 :: \boxed{1,2} :: refused
-Words behind a number and a space are its unit; glued to it only units are that are known.
-    all    :: 7 :: \boxed{7 apples} :: correct
-    all    :: 7 :: \boxed{7cm} :: correct
-    all    :: 7 :: \boxed{7 xyz} :: refused
-    all    :: 7 :: \boxed{7\sqrt{2}} :: refused
-    math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
-    math   :: 5\text{ cm} :: \boxed{5} :: correct
-    all    :: 5 :: \boxed{5\text{ feet }3\text{ inches}} :: refused
-    number :: 36 :: \boxed{3\text{ dozen}} :: correct
-    all    :: 12 :: \boxed{12\text{ and a half}} :: refused
-A sentence answers with its number if it names one and does nothing to it.
+A sentence answers with its number if it names one and does nothing to it; an equation, if it is solved.
     all    :: 34 :: \boxed{\text{The largest } n \text{ is } 34.} :: correct
     number :: 34 :: The largest n is 33 or 34. :: refused
-    number :: 34 :: Is it 34? :: refused
     number :: 15 :: The answer is 15 less than the total. :: refused
-    number :: 12 :: Half of the answer is 12. :: refused
     number :: 12 :: Half of 24 is 12. :: correct
-    number :: 12 :: She has 12 more than Ben. :: correct
-What an answer is the value of may stand before it in a box, but an equation must be solved.
-    all    :: 74 :: \boxed{\angle APC = 74^\circ} :: correct
-    all    :: 18 :: \boxed{9 + 9 = 18} :: correct
-    math   :: 5 :: \boxed{5 = x} :: correct
+    all    :: 74 :: \boxed{\angle APC = 70 + 4 = 74^\circ} :: correct
     all    :: 12 :: \boxed{2x = 12} :: refused
-    all    :: 12 :: \boxed{x=3, y=12} :: refused
     math   :: x=5 :: \boxed{y=5} :: refused
-    math   :: x+y=5 :: \boxed{5} :: refused
 Values are compared exactly. A percentage is its number without the sign, and a fraction or decimal what it means. The
-grader `integer` takes digits alone.
+grader `integer` takes digits in a box alone.
     number :: \frac{1}{3} :: \boxed{0.\overline{3}} :: correct
     number :: \frac{1}{3} :: \boxed{0.333333} :: refused
     math   :: \sqrt{2} :: \boxed{1.41421356} :: refused
     math   :: \frac{1}{100!} :: \boxed{\frac{1}{101!}} :: refused
     number :: 50\% :: \boxed{0.5} :: correct
-    number :: 50\% :: \boxed{50} :: correct
     number :: 12 :: \boxed{1200\%} :: refused
-    integer :: 50 :: \boxed{50\%} :: refused
     integer :: 12 :: \boxed{\frac{24}{2}} :: refused
-    math   :: 12 :: \boxed{\frac{24}{2}} :: correct
     math   :: R - r :: \boxed{0} :: refused
 Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
     math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
     math   :: [-3,3] :: \boxed{(-3,3)} :: refused
-    math   :: \{-3,3\} :: \boxed{x = 3 \text{ or } x = -3} :: correct
-    math   :: \pm 3 :: \boxed{3, -3} :: correct
+    math   :: \pm 3 :: \boxed{x = 3 \text{ or } x = -3} :: correct
     math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
     math   :: (1,2) :: \boxed{y=2, x=1} :: correct
 Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.
     math   :: (A) :: \boxed{(A) and (B)} :: refused
     math   :: (A) :: \boxed{\textbf{(A) } 12} :: correct
     math   :: \text{Ann and Ben} :: \boxed{\text{Ben, Ann}} :: correct
-    math   :: \text{Ann and Ben} :: \boxed{\text{Ann or Ben}} :: refused
     math   :: 5:30\text{ p.m.} :: \boxed{5:30\text{ a.m.}} :: refused
-    math   :: 5:30\text{ p.m.} :: \boxed{17:30} :: correct
-    math   :: 5:30 :: \boxed{5:30 PM} :: correct
 """
 
 import re
@@ -200,32 +162,27 @@ class Grading:
         found = find_answer(text, numbers=numbers, cut_short=cut_short)
         if found is None or (self._kind == "integer" and found.by != "box"):
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
-        answers = (*found.others, found.text)
-        if sum(map(len, answers)) > self._limits.max_chars:
-            why = f"The answer is longer than {self._limits.max_chars:,} characters."
-            return _grade("parse_error", found, None, why)
-        if found.denied:
-            return _grade("incorrect", found, "text", _DENIED)
-        if self._kind == "integer":
-            right = all(_is_integer(answer, gold) for answer in answers)
-            return (
-                _grade("correct", found, "number")
-                if right
-                else _grade("incorrect", found, "number", _differs(found.text, gold))
-            )
-        return self._grade_answer(found, gold)
-
-    def _grade_answer(self, found: Found, gold: str) -> Grade:
-        algebra = partial(self._same_formulas, monotonic() + 2 * self._limits.seconds)
         try:
-            # Joined boxes are one answer, unless they all say the same.
-            text = ", ".join((*found.others, found.text))
-            right, by = compare(gold, text, algebra)
-            if not right and found.others:
-                right = all(compare(gold, each, algebra)[0] for each in (*found.others, found.text))
+            right, by = self._decide(found, gold)
         except _Undecided as undecided:
             return _grade(undecided.status, found, None, str(undecided))
-        return _grade("correct", found, by) if right else _grade("incorrect", found, by, _differs(found.text, gold))
+        why = f"The answer is {shortened(found.text, 80)}, the gold answer {shortened(gold, 80)}."
+        return _grade(
+            "correct" if right else "incorrect", found, by, None if right else _DENIED if found.denied else why
+        )
+
+    def _decide(self, found: Found, gold: str) -> tuple[bool, DecidedBy]:
+        answers = (*found.others, found.text)
+        if sum(map(len, answers)) > self._limits.max_chars:
+            raise _Undecided("parse_error", f"The answer is longer than {self._limits.max_chars:,} characters.")
+        if found.denied:
+            return False, "text"
+        if self._kind == "integer":
+            return all(_is_integer(answer, gold) for answer in answers), "number"
+        algebra = partial(self._same_formulas, monotonic() + 2 * self._limits.seconds)
+        right, by = compare(gold, ", ".join(answers), algebra)
+        # Joined boxes are one answer, unless they all say the same.
+        return right or (len(answers) > 1 and all(compare(gold, each, algebra)[0] for each in answers)), by
 
     def _same_formulas(self, deadline: float, gold: str, found: str) -> bool:
         limits = self._limits
@@ -236,19 +193,19 @@ class Grading:
         verdict = self._workers.ask(gold, found, max(0.0, deadline - monotonic()))
         if verdict in ("same", "different"):
             return verdict == "same"
-        if verdict == "timeout":
-            raise _Undecided("timeout", f"Comparing the answer took more than {limits.seconds:g} s.")
         reasons = {
+            "timeout": f"Comparing the answer took more than {limits.seconds:g} s.",
             "gold unreadable": f"The gold answer {shortened(gold, 80)!r} cannot be read as a formula.",
             "answer unreadable": "The answer cannot be read as a formula.",
             "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
             "died": "The process that compares formulas ended again and again.",
         }
-        raise _Undecided("parse_error", reasons.get(verdict, f"The formulas could not be compared ({verdict})."))
+        why = reasons.get(verdict, f"The formulas could not be compared ({verdict}).")
+        raise _Undecided("timeout" if verdict == "timeout" else "parse_error", why)
 
 
 class _Undecided(Exception):
-    """Computer algebra could not compare two formulas."""
+    """Two answers could not be compared."""
 
     def __init__(self, status: Status, why: str) -> None:
         super().__init__(why)
@@ -263,12 +220,8 @@ _DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 
 
-def _grade(status: Status, found: Found, by: DecidedBy | None, why: str | None = None) -> Grade:
+def _grade(status: Status, found: Found, by: DecidedBy | None, why: str | None) -> Grade:
     return Grade(status, found.text[:MAX_ANSWER_CHARS], found.by, by, why)
-
-
-def _differs(found: str, gold: str) -> str:
-    return f"The answer is {shortened(found, 80)}, the gold answer {shortened(gold, 80)}."
 
 
 def _is_integer(answer: str, gold: str) -> bool:
@@ -289,23 +242,19 @@ def extract_answer(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
-    _, mark, behind = gold.rpartition("####")
-    boxes = find_answer(gold, numbers=False, cut_short=False) if r"\boxed" in gold or r"\fbox" in gold else None
-    answer = (
-        ", ".join((*boxes.others, boxes.text)) if boxes and boxes.by == "box" else behind if mark else gold
-    ).strip()
+    answer = gold.rpartition("####")[2].strip()
+    if (r"\boxed" in gold or r"\fbox" in gold) and (found := find_answer(gold, numbers=False, cut_short=False)):
+        answer = ", ".join((*found.others, found.text))
     shown = repr(shortened(answer, 80))
-    if not answer:
+    if not cleaned(answer):
         raise UsageError("The gold answer is empty.")
     if len(answer) > max_chars:
         raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {max_chars:,} are read.")
     number = read_number(cleaned(answer))
-    if kind == "integer":
-        if number is None or not number.whole:
-            raise UsageError(f"The gold answer {shown} is not a whole number.")
-        return str(number.value)
-    if kind == "number" and number is None:
+    if number is None and kind == "number":
         raise UsageError(f"The gold answer {shown} is not a number.")
-    if not cleaned(answer):
-        raise UsageError(f"The gold answer {shown} is empty without its LaTeX markup.")
-    return answer
+    if kind != "integer":
+        return answer
+    if number is None or not number.whole:
+        raise UsageError(f"The gold answer {shown} is not a whole number.")
+    return str(number.value)

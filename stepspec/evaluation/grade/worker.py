@@ -14,9 +14,6 @@ import sys
 from functools import partial
 from typing import Any
 
-# The grammar builds its tables on demand. These formulas build the common ones before the first question.
-WARM_UP = (r"\frac{1}{2}", "(x+1)^{2}", r"2\sqrt{3}", "x<3", r"[1,\infty)", "1,2", "y=2x-3", r"\sin x")
-
 
 def main() -> None:
     """Answer questions until the input ends. The first argument has the limits."""
@@ -69,22 +66,18 @@ def _disable_eval() -> None:
     from sympy import Integer, Rational
     from sympy.parsing import sympy_parser
 
-    def read_number(text: str, **_: Any) -> Any:
+    def read_number(text: str, *_: Any, **__: Any) -> Any:
         if _INTEGER.fullmatch(text):
             return Integer(int(text))
         if _DECIMAL.fullmatch(text):
             return Rational(text)  # exact, so that 1.414214 is not equal to the root of 2
         raise ValueError("Text is not evaluated.")
 
-    def refuse(*_: Any) -> Any:
-        raise ValueError("Text is not evaluated.")
-
-    sympy_parser.parse_expr = read_number
-    sympy_parser.eval_expr = refuse
+    sympy_parser.parse_expr = sympy_parser.eval_expr = read_number
 
 
 class _Algebra:
-    """math-verify 0.9, restricted to the code path that evaluates nothing as Python, with exact comparison of values."""
+    """math-verify 0.9, restricted to code that evaluates nothing as Python, with exact comparison of values."""
 
     def __init__(self) -> None:
         from latex2sympy2_extended import NormalizationConfig
@@ -99,7 +92,7 @@ class _Algebra:
         normalization = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
         self._config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
         self._parse, self._verify = parse, verify
-        for formula in WARM_UP:
+        for formula in (r"\frac{1}{2}", r"x^{2}<\sqrt{3}", r"[1,\infty)"):  # the grammar builds its tables on demand
             self.compare(formula, f"{formula}+0")
 
     def compare(self, gold: str, found: str) -> str:
@@ -128,7 +121,7 @@ class _Algebra:
 
 
 def _same_value(gold: Any, found: Any) -> bool:
-    """Return whether two values are equal, exactly: sympy proves that their difference is 0, or bounds it away from it."""
+    """Return whether two values are equal, exactly: sympy proves that their difference is 0, or bounds it away."""
     from sympy import MatrixBase
 
     gold, found = gold.doit(), found.doit()
@@ -138,19 +131,16 @@ def _same_value(gold: Any, found: Any) -> bool:
     return gold == found or bool((gold - found).equals(0))
 
 
-# Audit events that only an answer with executable code could cause. Python's documentation lists all events.
-_FORBIDDEN = (
-    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "subprocess.Popen", "pty.spawn"),
-    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"),
-    *("os.putenv", "shutil.", "socket.", "urllib.", "webbrowser.", "ctypes.", "sqlite3."),
-)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _forbid_actions() -> None:
+    """Allow nothing that only an answer with executable code could cause. Python's documentation lists audit events."""
+
     def guard(event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and len(arguments) > 2 and bool((arguments[2] or 0) & _WRITES)
-        if writes or event.startswith(_FORBIDDEN):
+        writes = event == "open" and len(arguments) > 2 and (arguments[2] or 0) & _WRITES
+        acts = event.startswith(("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "urllib.", "sqlite3."))
+        if writes or (acts and event not in ("os.listdir", "os.scandir")):  # imports list folders
             raise PermissionError(f"A grading worker is not allowed to perform {event}.")
 
     sys.dont_write_bytecode = True

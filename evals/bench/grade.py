@@ -22,7 +22,7 @@ from evals.bench.hostile import hostile_texts
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.grade.grader import Grading
-from stepspec.evaluation.grade.words import Grade, GradingLimits
+from stepspec.evaluation.grade import Grade, GradingLimits
 from stepspec.evaluation.machine import commit, hardware, versions
 
 NUM_NUMERIC = 20_000

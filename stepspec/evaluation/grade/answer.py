@@ -5,6 +5,7 @@ the last number. What a formula does to its box belongs to the answer: `-\boxed{
 import re
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
@@ -18,8 +19,8 @@ from stepspec.evaluation.grade.prose import (
     named_number,
     plain,
 )
-from stepspec.evaluation.grade.words import FoundBy
 
+FoundBy = Literal["box", "hashes", "phrase", "last number"]
 MAX_TOGETHER = 20
 """Maximum number of boxes that can form one answer."""
 _NEAR = 200

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
 from stepspec.evaluation.grade.latex import WORDS, cleaned, text_key
 from stepspec.evaluation.grade.number import is_unit, read_number
 from stepspec.evaluation.grade.prose import named_number
 from stepspec.evaluation.grade.structure import BRACKETED, Structure, structure_of, value_of
-from stepspec.evaluation.grade.words import DecidedBy
 
+DecidedBy = Literal["number", "text", "symbolic"]
 Algebra = Callable[[str, str], bool]
 """Whether two formulas are equal. It raises where it cannot tell."""
 

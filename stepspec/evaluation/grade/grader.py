@@ -65,32 +65,42 @@ Of choices one is named. Words are compared as words, and a time has its half of
 """
 
 import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import monotonic
-from types import TracebackType
-from typing import Self, get_args
+from typing import Literal, get_args
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.grade.answer import Found, closed_boxes, find_answer
-from stepspec.evaluation.grade.compare import compare
+from stepspec.evaluation.grade.answer import Found, FoundBy, closed_boxes, find_answer
+from stepspec.evaluation.grade.compare import DecidedBy, compare
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
-from stepspec.evaluation.grade.prose import named_number
+from stepspec.evaluation.grade.prose import number_in
 from stepspec.evaluation.grade.structure import value_of
 from stepspec.evaluation.grade.thinking import without_thinking
-from stepspec.evaluation.grade.words import (
-    MAX_ANSWER_CHARS,
-    DecidedBy,
-    Grade,
-    GraderKind,
-    GradingLimits,
-    Status,
-    shortened,
-)
-from stepspec.evaluation.grade.workers import WorkerPool
+from stepspec.evaluation.grade.workers import GradingLimits, WorkerPool
+
+Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
+GraderKind = Literal["integer", "number", "math"]
+MAX_ANSWER_CHARS = 200
+"""Maximum length of a stored answer. The full answer is graded."""
 
 
-class Grading:
+@dataclass(frozen=True)
+class Grade:
+    """The answer found in a text and its verdict."""
+
+    status: Status
+    answer: str | None = None
+    """The answer found, cut off at `MAX_ANSWER_CHARS` characters."""
+    found_by: FoundBy | None = None
+    decided_by: DecidedBy | None = None
+    why: str | None = None
+    """The reason, as one sentence; None if the status is "correct"."""
+
+
+class Grading(AbstractContextManager["Grading"]):
     r"""A grader for one kind of answer. It is a context manager and safe to use from several threads.
 
     - `integer`: a whole number in the last closed `\boxed{}` (the benchmark gsm-mini);
@@ -118,12 +128,7 @@ class Grading:
         self._limits = limits or GradingLimits()
         self._workers = WorkerPool(num_workers, self._limits)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,14 +167,15 @@ class Grading:
         found = find_answer(text, numbers=numbers, cut_short=cut_short)
         if found is None or (self._kind == "integer" and found.by != "box"):
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
+        answer = found.text[:MAX_ANSWER_CHARS]
         try:
             right, by = self._decide(found, gold)
         except _Undecided as undecided:
-            return _grade(undecided.status, found, None, str(undecided))
-        why = f"The answer is {shortened(found.text, 80)}, the gold answer {shortened(gold, 80)}."
-        return _grade(
-            "correct" if right else "incorrect", found, by, None if right else _DENIED if found.denied else why
-        )
+            return Grade(undecided.status, answer, found.by, why=str(undecided))
+        if right:
+            return Grade("correct", answer, found.by, by)
+        why = f"The answer is {_shortened(found.text)}, the gold answer {_shortened(gold)}."
+        return Grade("incorrect", answer, found.by, by, _DENIED if found.denied else why)
 
     def _decide(self, found: Found, gold: str) -> tuple[bool, DecidedBy]:
         answers = (*found.others, found.text)
@@ -178,7 +184,8 @@ class Grading:
         if found.denied:
             return False, "text"
         if self._kind == "integer":
-            return all(_is_integer(answer, gold) for answer in answers), "number"
+            numbers = [number_in(value_of(cleaned(answer))) for answer in answers]
+            return all(number and number.whole and str(number.value) == gold for number in numbers), "number"
         algebra = partial(self._same_formulas, monotonic() + 2 * self._limits.seconds)
         right, by = compare(gold, ", ".join(answers), algebra)
         # Joined boxes are one answer, unless they all say the same.
@@ -195,7 +202,7 @@ class Grading:
             return verdict == "same"
         reasons = {
             "timeout": f"Comparing the answer took more than {limits.seconds:g} s.",
-            "gold unreadable": f"The gold answer {shortened(gold, 80)!r} cannot be read as a formula.",
+            "gold unreadable": f"The gold answer {_shortened(gold)!r} cannot be read as a formula.",
             "answer unreadable": "The answer cannot be read as a formula.",
             "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
             "died": "The process that compares formulas ended again and again.",
@@ -220,14 +227,8 @@ _DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 
 
-def _grade(status: Status, found: Found, by: DecidedBy | None, why: str | None) -> Grade:
-    return Grade(status, found.text[:MAX_ANSWER_CHARS], found.by, by, why)
-
-
-def _is_integer(answer: str, gold: str) -> bool:
-    clean = cleaned(answer)
-    number = read_number(value_of(clean)) or named_number(clean)
-    return number is not None and number.whole and str(number.value) == gold
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def extract_answer(text: str) -> str | None:
@@ -245,7 +246,7 @@ def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
     answer = gold.rpartition("####")[2].strip()
     if (r"\boxed" in gold or r"\fbox" in gold) and (found := find_answer(gold, numbers=False, cut_short=False)):
         answer = ", ".join((*found.others, found.text))
-    shown = repr(shortened(answer, 80))
+    shown = repr(_shortened(answer))
     if not cleaned(answer):
         raise UsageError("The gold answer is empty.")
     if len(answer) > max_chars:

@@ -8,62 +8,32 @@ import re
 import unicodedata
 from functools import lru_cache
 
-_UNICODE = str.maketrans(
+_NAMED = """π pi ∞ infty θ theta α alpha β beta γ gamma λ lambda μ mu φ phi ω omega ± pm √ sqrt ≤ leq ≥ geq ≠ neq ≈ approx
+∈ in ∪ cup ∩ cap ∅ emptyset × cdot · cdot ⋅ cdot""".split()
+_SIGNS = {sign: rf"\{name} " for sign, name in zip(_NAMED[::2], _NAMED[1::2], strict=True)}
+_SIGNS |= (
     dict.fromkeys("−–‐‑﹣－", "-")
     | dict.fromkeys("\u00a0\u202f\u2007\u200a\u3000", "\u2009")
-    | dict.fromkeys("\u200b\ufeff\u2060\u200e\u200f", "")
-    | dict.fromkeys("×·⋅∙", r"\cdot ")
     | dict.fromkeys("÷⁄∕", "/")
-    | dict(zip("％“”‘’（）。＝", "%\"\"''().=", strict=True))
-    | {"，": ", ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "°": r"^\circ "}
-    | {sign: rf"\frac{{{up}}}{{{down}}}" for sign, up, down in zip("½¼¾⅓⅔", "11312", "24433", strict=True)}
-    | {
-        sign: rf"\{name} "
-        for sign, name in zip(
-            "π∞θαβγλμφω±√≤≥≠≈∈∪∩∅",
-            [
-                "pi",
-                "infty",
-                "theta",
-                "alpha",
-                "beta",
-                "gamma",
-                "lambda",
-                "mu",
-                "phi",
-                "omega",
-                "pm",
-                "sqrt",
-                "leq",
-                "geq",
-                "neq",
-                "approx",
-                "in",
-                "cup",
-                "cap",
-                "emptyset",
-            ],
-            strict=True,
-        )
-    }
 )
+_SIGNS |= dict.fromkeys("\u200b\ufeff\u2060", "") | dict(zip("％“”‘’（）。＝ℝℤℕℚ", "%\"\"''().=RZNQ", strict=True))
+_SIGNS |= {"，": ", ", "°": r"^\circ "}
+_SIGNS |= {sign: rf"\frac{{{up}}}{{{low}}}" for sign, up, low in zip("½¼¾⅓⅔", "11312", "24433", strict=True)}
+_UNICODE = str.maketrans(_SIGNS)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _RENAMED = {
     name: new
     for names, new in {
         "dfrac tfrac cfrac": r"\frac", "dbinom tbinom": r"\binom", "le leqslant leqq": r"\leq ", "ne": r"\neq ", "lt": "<",
-        "ge geqslant geqq": r"\geq ", "gt": ">", "times ast": r"\cdot ", "div": "/", "lbrace lcurly": r"\{", "rbrace rcurly": r"\}",
-        "lvert rvert vert mid": "|", "varnothing": r"\emptyset ", "ldots dots cdots": "...", "degree": r"^\circ ",
-        "lor vee": r"\text{or}", "land wedge": r"\text{and}", "quad qquad thinspace enspace medspace": " ",
-        "left right middle displaystyle textstyle scriptstyle limits nolimits strut rm bf it euro pounds": "",
-        "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr": "",
+        "ge geqslant geqq": r"\geq ", "gt": ">", "times ast": r"\cdot ", "div": "/", "lbrace lcurly": r"\{",
+        "rbrace rcurly": r"\}", "lvert rvert vert mid": "|", "varnothing": r"\emptyset ", "ldots dots cdots": "...",
+        "degree": r"^\circ ", "lor vee": r"\text{or}", "land wedge": r"\text{and}",
+        "quad qquad thinspace enspace medspace": " ",
+        "left right middle displaystyle textstyle limits rm bf it euro pounds": "", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr": "",
     }.items()
     for name in names.split()
 }  # fmt: skip
-_STYLES = re.compile(
-    r"\\(?:(?:text|math)(?:bf|it|sf|normal)|boldsymbol|bm|pmb|underline|emph|boxed|fbox|mathord)\s*\{([^{}]*)\}"
-)
+_STYLES = r"\\(?:(?:text|math)(?:bf|it|sf|normal)|boldsymbol|bm|pmb|underline|emph|boxed|fbox)\s*\{([^{}]*)\}"
 # In order. Each takes one pass, and none can backtrack over more than a command.
 _RULES = [
     (re.compile(pattern), replacement)
@@ -72,8 +42,8 @@ _RULES = [
         (r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;: ]\s*|\u2009|')(?=\d{3}(?!\d))", ""),
         (r"\\(?:hspace|vspace|hskip|[hv]?phantom|label|tag)\*?\s*\{[^{}]*\}|\\(?:left|right)\.|(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\u2009", " "),
-        (_STYLES.pattern, r"\1"),
-        (_STYLES.pattern, r"\1"),
+        (_STYLES, r"\1"),
+        (_STYLES, r"\1"),
         (r"\\(?:textrm|mbox|hbox|mathrm|operatorname)(?=\s*\{)", r"\\text"),
         (r"\\text\s*\{([^a-zA-Z{}]*)\}", r" \1 "),
         (r"\\text\s*\{\s*([ie])\s*\}", r"\1"),
@@ -89,24 +59,18 @@ _RULES = [
         (r"\*|(?<=\d)\s+x\s+(?=10\^)", r"\\cdot "),
         (r"\\%|(?<=[\d}])\s*(?:\\text\{\s*)?per\s?cent(?:age points?)?\b\s*\}?", "%"),
         (r"\{([:;!])\}", r"\1"),
-        (r"\\_", "_"),
-        (r"\\&", "and"),
+        (r"\\([_&])", r"\1"),
         (r"\\log_\s*\{?e\}?", r"\\ln "),
-        (r"\\frac\s*([0-9a-zA-Z])\s*([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*([0-9a-zA-Z])\s*\{", r"\\frac{\1}{"),
-        (r"\\frac\s+\{", r"\\frac{"),
-        (r"(\\frac\{[^{}]*\})\s*\{", r"\1{"),
+        (r"\\frac\s*([0-9a-zA-Z])\s*(?=[0-9a-zA-Z{])", r"\\frac{\1}"),
         (r"(\\frac\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
         (r"\\?(?<![a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt\s*([0-9]+|[a-zA-Z])", r"\\sqrt{\1}"),
     )
 ]
 _BARE_NAMES = re.compile(
-    r"(?<![\\a-zA-Z])(pi|infty|infinity|alpha|beta|theta|sin|cos|tan|cot|csc|ln|log|arcsin|arccos|arctan)(?![a-zA-Z])"
+    r"(?<![\\a-zA-Z])(pi|inf(?:ty|inity)|alpha|beta|theta|(?:arc)?(?:sin|cos|tan)|cot|csc|ln|log)(?![a-zA-Z])"
 )
-_WRAPPED = re.compile(
-    r"\\\((.+)\\\)|\\\[(.+)\\\]|\*\*(.+)\*\*|__(.+)__|\$\$(.+)\$\$|\$(.+)(?<!\\)\$|\*(.+)\*|`(.+)`", re.DOTALL
-)
+_WRAPPED = re.compile(r"(\\\(|\\\[|\*{1,2}|__|\${1,2}|`)(.+?)(?:\\\)|\\\]|\*{1,2}|__|(?<!\\)\${1,2}|`)", re.DOTALL)
 # An exclamation mark behind a formula is a factorial.
 _LAST_MARKS = re.compile(r"(?:(?<!\\)[.,;:\s✅✓🎉\ufe0f]|(?<![\d)}a-z])!)+$")
 _EMPHASIS = re.compile(r"(?<![\w*)])(\*\*|\*|__)(?=[^\s*_])([^*_\n]+?)(?<=[^\s*_])\1(?![\w*(])")
@@ -122,10 +86,10 @@ def cleaned(answer: str) -> str:
     '( \\frac{1}{2}, 3000 \\text{ cm} )'
     """
     text = "".join(str(unicodedata.decimal(sign)) if ord(sign) > 127 and sign.isdecimal() else sign for sign in answer)
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LAST_MARKS.sub("", _EMPHASIS.sub(r"\2", text.translate(_UNICODE)).strip())
     while wrapped := _WRAPPED.fullmatch(text):
-        text = _LAST_MARKS.sub("", next(filter(None, wrapped.groups())).strip())
+        text = _LAST_MARKS.sub("", wrapped[2].strip())
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     if r"\text{" not in text:
@@ -136,11 +100,7 @@ def cleaned(answer: str) -> str:
     return text
 
 
-_ONE_IN_BRACES = re.compile(r"([\^_])\s*\{\s*([0-9a-zA-Z])\s*\}")
-# A space between digits separates numbers: `1 2` is not `12`.
-_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
-
-
 def text_key(clean: str) -> str:
     """Return a comparison key for a cleaned answer, without spaces and braces around single characters."""
-    return _SPACE.sub("", _ONE_IN_BRACES.sub(r"\1\2", WORDS.sub(r"\1", clean)))
+    bare = re.sub(r"([\^_])\s*\{\s*([0-9a-zA-Z])\s*\}", r"\1\2", WORDS.sub(r"\1", clean))
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", bare)  # `1 2` is not `12`

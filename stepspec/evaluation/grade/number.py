@@ -9,36 +9,28 @@ from stepspec.evaluation.grade.latex import WORDS
 
 MAX_EXPONENT = 400
 """Largest exponent that is read. Larger numbers are not plausible answers and cost memory."""
-
-
-def listed(text: str) -> frozenset[str]:
-    """Return the words of a list."""
-    return frozenset(text.split())
-
-
-SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "K": 10**3, "lakh": 10**5, "million": 10**6}
-SCALES |= {"crore": 10**7, "billion": 10**9, "bn": 10**9, "trillion": 10**12}
-SCALE = "|".join(f"{scale}s?" for scale in SCALES if len(scale) > 1)
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
+SCALES |= {"billion": 10**9, "bn": 10**9, "trillion": 10**12}
+SCALE = rf"(?:{'|'.join(scale for scale in SCALES if scale != 'k')})s?"
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 )
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _VALUES = {word: value for value, word in enumerate(f"{_ONES} eighteen nineteen".split())}
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
-PARTS = "(?:half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?)"
-CHANGES = listed(
+PARTS = r"(?:hal(?:f|ves)|(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|(?:hundred|thousand)th)s?)"
+AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
+CHANGES = frozenset(
     """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
-    pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin
-    cos tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about approximately roughly twice"""
+    pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos
+    tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about
+    approximately roughly twice""".split()
 )
 """Words behind a number that deny it or make another number of it, beside those of `AMOUNT`."""
-AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
-GLUED = listed(
-    """mm cm m km kg g mg ml mL L ft in lb lbs oz h hr hrs s min mins sec mph kph kWh kW W V cent cents dollars hours
-    minutes days am pm AM PM st nd rd th"""
-) - {"m", "s", "h", "g", "L", "in", "W", "V"}
-"""Units that may stand behind a number without a space."""
-SHORT = GLUED | listed("m g s h l L W V in a an per of kW Hz rpm km2 cm2 m2 sq cu cc hp on at yd yrs yr pts")
+SHORT = frozenset(
+    """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm sq cu
+    cc hp am pm AM PM st nd rd th yr yrs pts""".split()
+)
 """Short words and words without a vowel that are words behind a number. Others are products of unknowns: `7 xy`."""
 
 
@@ -59,18 +51,20 @@ class Number:
         share, plain = (self.value, other.value) if self.percent else (other.value, self.value)
         if plain.denominator > 1 and plain == share / 100:
             return True
-        return plain == share and (abs(plain) >= 1 or plain == 0)
+        return plain == share and not 0 < abs(plain) < 1
 
 
+_COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?!\d)")  # 1.234,56
 _GROUPED = re.compile(
     r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}(?: \d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3}){2,})"
     r"(?![\d,]\d)"
 )
-_DECIMAL_COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?!\d)")
-_FRACTION = re.compile(r"\\frac\{\s*([+-]?[\d., ]+)\s*\}\{\s*([\d., ]+)\s*\}")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
-_POWER_OF_TEN = re.compile(r"\s*\\cdot\s*10\s*\^\s*\{?\s*([+-]?)\s*(\d{1,5})\s*\}?")
-_POWER = re.compile(r"\^\s*\{\s*([+-]?)\s*(\d{1,5})\s*\}")
+_REWRITTEN = [
+    (re.compile(r"\s*\\cdot\s*10\s*\^\s*\{?\s*([+-]?)\s*(\d{1,5})\s*\}?"), r"e\1\2"),
+    (re.compile(r"\^\s*\{\s*([+-]?)\s*(\d{1,5})\s*\}"), r"^\1\2"),
+    (re.compile(r"\\frac\{\s*([+-]?[\d., ]+)\s*\}\{\s*([\d., ]+)\s*\}"), r" \1/\2 "),
+]
 UNSIGNED = r"(?:\d+\.?\d*|\.\d+)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:(?P<mixed>\d+)\s(?:and\s)?(?=\d+\s?/))?(?P<above>[+-]?{UNSIGNED})
@@ -81,31 +75,28 @@ _NUMBER = re.compile(
 
 
 def in_digits(clean: str) -> str:
-    """Return the text with the marks of LaTeX and of grouping left out of its numbers: `1234 1/2` for `1,234\\frac{1}{2}`."""
-    text = _DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", clean)
-    text = _GROUPED.sub(lambda match: re.sub(r"[,._ ]", "", match[0]), text)
-    text = _REPEATING.sub(_repeating, text)
-    text = _POWER.sub(r"^\1\2", _POWER_OF_TEN.sub(r"e\1\2", text))
-    return _FRACTION.sub(lambda match: f" {match[1].strip()}/{match[2].strip()} ", text)
+    r"""Return a text without the marks of LaTeX and of grouping in its numbers: `1234 1/2` for `1,234\frac{1}{2}`."""
+    text = _COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", clean)
+    text = _REPEATING.sub(_repeating, _GROUPED.sub(lambda match: re.sub(r"[,._ ]", "", match[0]), text))
+    for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _repeating(match: re.Match[str]) -> str:
     first, once, repeated = match.groups()
-    below = (10 ** len(repeated) - 1) * 10 ** len(once)
-    return f"{int(first + once + repeated) - int(first + once or '0')}/{below}"
+    return f"{int(first + once + repeated) - int(first + once or '0')}/{(10 ** len(repeated) - 1) * 10 ** len(once)}"
 
 
 _IN_WORDS = re.compile(rf"(?:\b(?:{'|'.join(_VALUES)}|hundred|thousand|million)\b[\s-]*(?:and\s+)?)+", re.IGNORECASE)
 
 
 def _words_in_digits(text: str) -> str:
-    """Return a text with the number words at its start as digits: `-4` for `negative four`, `4 1/2 h` for `4 and a half h`."""
+    """Return a text with the number words at its start as digits: `-4` for `negative four`."""
     text = re.sub(r"^(?:negative|minus)\s+", "-", text, flags=re.IGNORECASE)
-    text = re.sub(r"(?<=\d) and (?:a|one)[ -]half\b", " 1/2", text)
-    text = re.sub(r"^an?\s+(?=dozen|hundred|thousand|million)", "one ", text, flags=re.IGNORECASE)
     sign, text = ("-", text[1:]) if text[:1] == "-" else ("", text)
-    match = _IN_WORDS.match(text)
-    if match:
+    text = re.sub(r"^an?\s+(?=dozen|hundred|thousand|million)", "one ", text, flags=re.IGNORECASE)
+    if match := _IN_WORDS.match(text):
         total = part = 0
         for word in re.findall(r"[a-z]+", match[0].lower()):
             if word in ("thousand", "million"):
@@ -121,35 +112,26 @@ def read_number(clean: str) -> Number | None:
     """Return the number that a whole cleaned answer stands for, unit included; None if it is not a number."""
     text = clean[1:-1] if clean.startswith("(") and clean.endswith(")") and "," not in clean else clean
     text = " ".join(WORDS.sub(r" \1 ", in_digits(text)).split())
-    match = _NUMBER.fullmatch(_words_in_digits(re.sub(r"^(?:USD|US|Rs\.)\s*", "", text)))
-    if match is None or not is_unit(match["rest"]) or _splits_formula(clean):
+    text = re.sub(r"(?<=\d) and an? half\b", " 1/2", re.sub(r"^(?:USD|US|Rs\.)\s*", "", text))
+    match = _NUMBER.fullmatch(_words_in_digits(text))
+    if match is None or not is_unit(match["rest"]) or re.search(r"\\text\{[^{}]*\d", clean):
         return None
-    value, below, exponent = Fraction(match["above"]), Fraction(match["below"] or 1), int(match["exponent"] or 0)
-    power = int(match["power"] or 1)
-    if not below or max(abs(exponent), abs(power)) > MAX_EXPONENT or (value == 0 and power < 1):
-        return None
-    if power != 1 and len(match["above"]) > 9:
+    value, below = Fraction(match["above"]), Fraction(match["below"] or 1)
+    exponent, power = int(match["exponent"] or 0), int(match["power"] or 1)
+    too_large = max(abs(exponent), abs(power)) > MAX_EXPONENT or (power != 1 and len(match["above"]) > 9)
+    if too_large or not below or (value == 0 and power < 1):
         return None
     value = value**power * Fraction(10) ** exponent / below
-    if match["mixed"]:
-        if value >= 1:
-            return None  # `2\frac{5}{3}` is a product
-        value += int(match["mixed"])
-    if match["scale"]:
-        value *= SCALES[match["scale"]] if match["scale"] in SCALES else SCALES[match["scale"][:-1]]
-    if match["sign"] == "-":
-        value = -value
+    if match["mixed"] and value >= 1:
+        return None  # `2\frac{5}{3}` is a product
+    scale = (match["scale"] or "").lower()
+    value = (value + int(match["mixed"] or 0)) * (SCALES.get(scale) or SCALES.get(scale[:-1], 1))
     digits = not any(match[name] for name in ("mixed", "below", "exponent", "power", "scale", "percent"))
-    return Number(value, bool(match["percent"]), digits and value.denominator == 1)
-
-
-def _splits_formula(clean: str) -> bool:
-    r"""Return whether a unit in a formula has a digit behind it: `5 \text{ feet } 3`."""
-    return bool(re.search(r"\\text\{[^{}]*\d", clean))
+    return Number(-value if match["sign"] == "-" else value, bool(match["percent"]), digits and value.denominator == 1)
 
 
 _UNIT = re.compile(
-    r"(\s*)(?:([a-zA-Z][a-zA-Z'’.-]*)|[/(){}])(?:\s*\^\s*(?:\{\s*)?(?:-?\d|\\circ)(?:\s*\})?|[23](?!\d))?|\s*\^\s*\\circ|\s*,(?=\s)"
+    r"(\s*)(?:([a-zA-Z][a-zA-Z'’.-]*)|[/(){}])(?:\s*\^\s*\{?\s*(?:-?\d|\\circ)\s*\}?|[23](?!\d))?|\s*\^\s*\\circ|\s*,(?=\s)"
 )
 
 
@@ -161,19 +143,15 @@ def is_unit(rest: str) -> bool:
     position = 0
     while position < len(rest):
         token = _UNIT.match(rest, position)
-        if token is None:
-            return False
-        space, word = token.groups()
-        if word and not _is_word(word.rstrip("."), glued=position == 0 and not space):
+        if token is None or (token[2] and not _is_word(token[2].rstrip("."), glued=position == 0 and not token[1])):
             return False
         position = token.end()
     return True
 
 
 def _is_word(word: str, *, glued: bool) -> bool:
-    parts = re.split("[-'’.]", word.casefold())
-    if any(part in CHANGES or re.fullmatch(AMOUNT, part) for part in parts):
+    if any(part in CHANGES or re.fullmatch(AMOUNT, part) for part in re.split("[-'’.]", word.casefold())):
         return False
-    if glued:
-        return word in GLUED
-    return word.replace(".", "") in SHORT or (len(word) > 2 and bool(re.search("[aeiouAEIOU]", word)))
+    if word.replace(".", "") in SHORT:
+        return not glued or len(word) > 1
+    return not glued and len(word) > 2 and bool(re.search("[aeiouAEIOU]", word))

@@ -110,18 +110,18 @@ def is_taken_back(behind: str, answer: str) -> bool:
     others = [match[1] for match in _INSTEAD.finditer(behind)]
     if regret := _REGRETS.search(behind):
         others += [match[1] for match in _COMES_TO.finditer(behind[regret.end() :])][-1:]
-    if _number_in(answer):
+    if number_in(cleaned(answer[:100])):
         others += [match[1] for match in _STATES.finditer(behind) if not is_denied(behind[: match.start()])][-1:]
     return bool(_TAKEN_BACK.search(behind)) or any(not _is_same(answer, other) for other in others)
 
 
-def _number_in(answer: str) -> Number | None:
-    clean = cleaned(answer[:100])
+def number_in(clean: str) -> Number | None:
+    """Return the number that a cleaned answer is or, as a sentence, names."""
     return read_number(clean) or named_number(clean)
 
 
 def _is_same(answer: str, other: str) -> bool:
-    first, second = _number_in(answer), read_number(cleaned(other))
+    first, second = number_in(cleaned(answer[:100])), read_number(cleaned(other))
     return first is not None and second is not None and first.equals(second)
 
 

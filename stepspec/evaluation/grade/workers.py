@@ -9,16 +9,32 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.grade.words import GradingLimits
 
 MAX_TRIES = 3
 """Tries of a question whose worker died for an unrelated reason."""
 START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class GradingLimits:
+    """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
+
+    seconds: float = 2.0
+    """Processor seconds for a symbolic comparison. All those of an answer take at most twice as
+    many seconds on the clock."""
+    memory_bytes: int = 2**30
+    """Address space of a worker beyond its imports, in bytes. Enforced only on systems with `/proc`."""
+    max_text_chars: int = 250_000
+    """Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
+    max_chars: int = 1_000
+    """Maximum length of an answer. Longer answers are not read."""
+    max_formula_chars: int = 400
+    """Maximum length of a formula in a symbolic comparison."""
 
 
 class WorkerPool:

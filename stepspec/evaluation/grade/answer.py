@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stepspec.evaluation.grade.latex import cleaned
-from stepspec.evaluation.grade.number import read_number
-from stepspec.evaluation.grade.prose import (
-    DENIES,
-    is_changed,
-    is_denied,
-    is_second,
-    is_taken_back,
-    last_number,
-    named_number,
-    plain,
-)
+from stepspec.evaluation.grade.prose import DENIES, is_changed, is_condition, is_denied, is_taken_back
+from stepspec.evaluation.grade.prose import last_number, named_number, plain
+
 
 FoundBy = Literal["box", "hashes", "phrase", "last number"]
 MAX_TOGETHER = 20
@@ -97,12 +89,7 @@ def _boxed(text: str) -> Found | None:
     others = tuple(text[box[1] : box[2]].strip() for box in joined[:0:-1])
     before = "" if others else text[max(0, start - _NEAR) : start]
     behind, content = text[end : end + _NEAR], text[first:last].strip()
-    denied = (
-        is_denied(before)
-        or is_changed(behind, content)
-        or is_taken_back(text[end : end + _FAR], content)
-        or (is_second(before) and read_number(cleaned(content[:_NEAR])) is not None)
-    )
+    denied = is_denied(before) or is_changed(behind, content) or is_taken_back(text[end : end + _FAR], content)
     return Found(_in_formula(before, content, behind), "box", others, denied)
 
 
@@ -118,7 +105,6 @@ _STOP = re.compile(
 _BLANK = re.compile(
     r"\\[!,;: ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US"
 )
-_PAIRED = re.compile(r"[,;:](?:(?![a-z]{2})[^()\[\]\n$]){1,40}[)\]]")
 
 
 def _in_formula(before: str, content: str, behind: str) -> str:
@@ -132,9 +118,7 @@ def _in_formula(before: str, content: str, behind: str) -> str:
     left, right = (re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", side).strip() for side in (left, right))
     if re.fullmatch(_RELATION, next_cut) or re.fullmatch(_RELATION, cut):
         return f"{left}{content}{next_cut} x" if re.fullmatch(_RELATION, next_cut) else f"{cut} {left}{content}{right}"
-    if (cut in (",", ";") and right[:1] in (")", "]")) or (
-        end and left[-1:] in ("(", "[") and _PAIRED.match(behind[end.start() :])
-    ):
+    if cut in (",", ";") and right[:1] in (")", "]"):
         return f"(?, {content})"  # one of the values of a pair
     while left[-1:] in ("(", "["):
         left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
@@ -177,33 +161,26 @@ _PHRASE = re.compile(
     r"|^[ \t]*+[#*_]*+[ \t]*+(?:final\s+)?answer[ \t]*+[*_]*+[ \t]*+$\s*+(?:>\s*+)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORMULA = re.compile(r"(\$\$|\\\[|\\\(|\$)(?!\s*-?\d[\d,.]*\s+[a-z])(.+?)(?<!\\)(\$\$|\\\]|\\\)|\$)(?!\d)", re.DOTALL)
 _STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
-_WRONG_BEFORE = re.compile(r"\b(?:wrong|incorrect|false|nobody|not\s+true|impossible)\b[^.;]*$", re.IGNORECASE)
-_SUPPOSED = re.compile(r"(?:^|[.!?\n])\W*(?:if|suppose|assuming)\b[^.!?\n]*$", re.IGNORECASE)
-_EXPLAINED = re.compile(
-    r"\s+(?:for|after)\s+\d+\s+[a-z]+\W*$|[,;]?\s+(?:because|since|which|where|as\s+(?!long)|so|and\s+(?:he|she|it|they))\b.*",
-    re.DOTALL,
-)
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:
-    phrase = next(iter(deque(_PHRASE.finditer(text), maxlen=1)), None)
+    *_, phrase = [None, *deque(_PHRASE.finditer(text), maxlen=1)]
     if phrase is None:
         return None
     before = text[max(0, phrase.start() - _NEAR) : phrase.start()]
     rest = text[phrase.end() : phrase.end() + _FAR]
-    formula = _FORMULA.match(rest)
-    end = _STATED_END.search(rest, formula.end() if formula else 0)
+    end = _STATED_END.search(rest)
     if cut_short and end is None:
         return None
-    answer = _EXPLAINED.sub("", rest[: end.start()] if end else rest).strip(" \t\r")
-    answer = answer if answer.count("**") % 2 == 0 else answer.replace("**", "")
+    answer, behind = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+    answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip(" \t\r")
     denied = (
-        bool(DENIES.match(plain(answer)) or re.match(r"n['’]t\b", rest) or (end and end[0] == "?"))
-        or bool(_WRONG_BEFORE.search(before))
+        bool(DENIES.match(plain(answer)) or re.match(r"n['’]t\b", rest))
+        or behind[:1] == "?"
+        or is_denied(before)
         or is_denied(f"{before} it is ")
-        or ("would" in phrase[0] and bool(_SUPPOSED.search(before)))
-        or (end is not None and is_taken_back(rest[rest.find(answer) + len(answer) :], answer))
+        or ("would" in phrase[0] and is_condition(before))
+        or is_taken_back(behind, answer)
     )
     return Found(answer, "phrase", denied=denied) if answer else None

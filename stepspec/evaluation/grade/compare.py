@@ -31,8 +31,6 @@ class _Comparison:
 
     def equal(self, gold: str, found: str, nesting: int) -> bool:
         """Return what the first rule that applies says."""
-        if _names_differ(gold, found):
-            return False
         if text_key(gold) == text_key(found):
             return True
         if "=" not in gold:
@@ -97,14 +95,6 @@ def _by_name(structure: Structure) -> list[str]:
 
 
 _HEAD = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}(?:\([^()]*\))?"
-
-
-def _names_differ(gold: str, found: str) -> bool:
-    """Return whether both answers name an unknown, and not the same: `x = 5` and `y = 5`. `y` may be `f(x)`."""
-    heads = [text_key(each.partition("=")[0]) if "=" in each else "" for each in (gold, found)]
-    if not all(re.fullmatch(_HEAD, head) for head in heads) or heads[0] == heads[1]:
-        return False
-    return not ("y" in heads and any("(" in head for head in heads))
 
 
 _TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)

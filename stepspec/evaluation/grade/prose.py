@@ -50,20 +50,17 @@ _REGRET = _any("no wait actually oops sorry hmm+ correction hold_on nope but oh"
 _START = r"(?:^|[.!?…\n])\W*"
 DENIES = _pattern(rf"\b(?:{_NOT}|nobody|wrong|incorrect|false|different from|far from)\b|n't\b")
 _DENIED = _pattern(
-    rf"(?:\b(?:{_NOT}|(?:less|more|other) than)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
+    rf"(?:\b(?:{_NOT}|(?:less|more|other) than|wrong|incorrect|nobody)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
     rf"|\b(?:{_PART})(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
     r"|(?<!only )\b(?:if|suppose|assum\w+|unless|whether) (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
-    r"|(?: not|n't) (?:think|believe|say|know)\b[^.;]*$|\bdoubt\b[^.;]*$"
+    rf"|(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
+    r"|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
 )
 _CHANGED = _pattern(
     rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?| {_UNIT},? (?:and )?\d"
     rf"| ?(?:{SCALE}|{PARTS})\b| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d)|or (?:so|more|less|fewer)\b(?! than))\b"
     rf"| (?:and|plus) \w+ {PARTS}\b|,? ?\(?(?:(?:is|was|are) )?{_NOT_THE}|,? (?:isn|wasn)'t (?:the )?(?:right|correct|true|answer)"
     r"| (?:if|for|when) [^.\n]*?(?:,|;|\band\b|\bor\b|\bbut\b) ?-?\d+ ?(?:if|for|when|otherwise)\b"
-)
-_FIRST = _pattern(
-    rf"(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|and|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
-    r"|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
 )
 _ANOTHER = _pattern(
     rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly |maybe |perhaps |even )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])"
@@ -75,26 +72,24 @@ _TAKEN_BACK = _pattern(
     r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated)|take (?:it|that) back)"
     r"|\b(?:scratch|strike|forget|ignore) that\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
-_INSTEAD = _pattern(
-    rf"(?:{_START}|[,;]? )(?<![\w'])(?:no|wait|actually|oops|correction)\b\W*?(?:{_REGRET}\W+)*"
-    rf"(?:(?:it|that|this|the answer) ?(?:should be|must be|is|'s) ?(?:\w+ly )?)?{_NUMBER}(?! ?[-+*/=×])"
-)
 _REGRETS = _pattern(
-    rf"{_START}(?:wait|hmm+|oops|sorry|correction|hold on|on second thought|I (?:forgot|missed|overlooked))\b"
+    rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
+    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer (?:is|should be|must be)|it should be))\b"
 )
-_COMES_TO = _pattern(rf"(?:\bis|\bbe|\bequals|=|\bget|\bgives|\bto) ?{_NUMBER}")
-_STATES = _pattern(rf"\b(?:answer (?:is|should be|must be)[ :]*|(?<=[.!?] )it should be ){_NUMBER}")
+_COMES_TO = _pattern(
+    rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops|correction)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])"
+)
 
 
 def is_denied(before: str) -> bool:
     """Return whether the clause that ends in an answer denies it or does something to it."""
-    clause = re.split(r"[.!?;] |\n\s*\n|, ", plain(before).rstrip())[-1]
-    return bool(_DENIED.search(clause.replace("\n", " ")))
+    clause = re.split(r"(?:[.!?;] |\n\s*\n|, )(?!\s*$)", plain(before))[-1]
+    return bool(_DENIED.search(" ".join(clause.split("\n"))))
 
 
-def is_second(before: str) -> bool:
-    """Return whether a number before an answer makes it the second of two, or a part of one."""
-    return bool(_FIRST.search(plain(before)))
+def is_condition(before: str) -> bool:
+    """Return whether the sentence that is written up to an answer begins with a condition."""
+    return _CONDITION.match(re.split(r"[.!?]\s|\n", plain(before).rstrip())[-1]) is not None
 
 
 def is_changed(behind: str, answer: str) -> bool:
@@ -107,11 +102,9 @@ def is_changed(behind: str, answer: str) -> bool:
 def is_taken_back(behind: str, answer: str) -> bool:
     """Return whether a text says later that an answer is wrong, or states another number."""
     behind = plain(behind)
-    others = [match[1] for match in _INSTEAD.finditer(behind)]
-    if regret := _REGRETS.search(behind):
-        others += [match[1] for match in _COMES_TO.finditer(behind[regret.end() :])][-1:]
-    if number_in(cleaned(answer[:100])):
-        others += [match[1] for match in _STATES.finditer(behind) if not is_denied(behind[: match.start()])][-1:]
+    others = list[str]()
+    if (regret := _REGRETS.search(behind)) and number_in(cleaned(answer[:100])):
+        others = [match[1] for match in _COMES_TO.finditer(behind, regret.start())][-1:]
     return bool(_TAKEN_BACK.search(behind)) or any(not _is_same(answer, other) for other in others)
 
 
@@ -154,7 +147,7 @@ def named_number(clean: str) -> Number | None:
         text.endswith("?")
         or DENIES.search(text)
         or _CONDITION.match(text)
-        or re.search(rf"(?i:\b{_PART}) {_IT}\b", text)
+        or re.search(rf"(?i:\b{_PART})(?: of)? {_IT}\b", text)
     ):
         return None
     before, _, behind = text.rpartition("=")

@@ -85,15 +85,15 @@ def structure_of(clean: str) -> Structure:
         union = either
     if len(union) > 1:
         return Structure("union", union)
-    tokens = _TOKEN.findall(text)
-    if len(tokens) > 2 and tokens[0] in {*_OPENING, "]"} and tokens[-1] in {*_CLOSING, "["} and _balance(tokens[1:-1]):
-        parts = _plus_and_minus(split("".join(tokens[1:-1]), SEPARATORS))
-        if tokens[0] == r"\{":
+    inner = _bracketed(text)
+    if inner is not None:
+        parts = _plus_and_minus(split(inner[1], SEPARATORS))
+        if inner[0] == r"\{":
             return Structure("one" if "|" in text or ":" in text else "set", parts)
-        if len(parts) > 1 and tokens[0] != "{":
-            first = "(" if tokens[0] in ("]", r"\langle") else tokens[0]
-            last = ")" if tokens[-1] in ("[", r"\rangle") else tokens[-1]
-            return Structure("tuple", [part.replace("+\\infty", "\\infty") for part in parts], first + last)
+        if len(parts) > 1 and inner[0] != "{":
+            ends = f"{inner[0]}{inner[2]}".replace(r"\langle", "(").replace(r"\rangle", ")")
+            ends = {"][": "()", "[[": "[)", "]]": "(]"}.get(ends, ends)  # French intervals
+            return Structure("tuple", [part.replace("+\\infty", "\\infty") for part in parts], ends)
     parts = _plus_and_minus(split(text, SEPARATORS))
     if len(parts) > 1:
         return Structure("list", parts)
@@ -101,14 +101,17 @@ def structure_of(clean: str) -> Structure:
     return Structure("ratio", ratio) if len(ratio) > 1 and all(ratio) else Structure("one", [text])
 
 
-def _balance(inner: Sequence[str]) -> bool:
-    """Return whether brackets balance, so that the one before and the one behind belong together."""
+def _bracketed(text: str) -> tuple[str, str, str] | None:
+    """Return the first bracket, what is in it, and the last one, if they belong together."""
+    tokens = _TOKEN.findall(text)
+    if len(tokens) < 3 or tokens[0] not in {*_OPENING, "]"} or tokens[-1] not in {*_CLOSING, "["}:
+        return None
     depth = 0
-    for token in inner:
+    for token in tokens[1:-1]:
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth < 0:
-            return False
-    return depth == 0
+            return None
+    return (tokens[0], "".join(tokens[1:-1]), tokens[-1]) if depth == 0 else None
 
 
 def split(text: str, separators: frozenset[str]) -> list[str]:
@@ -128,38 +131,23 @@ def split(text: str, separators: frozenset[str]) -> list[str]:
 def _plus_and_minus(parts: Sequence[str]) -> list[str]:
     found = list[str]()
     for part in parts:
-        sides = re.split(r"\\(?:pm|mp)(?![a-zA-Z])", part)
-        if len(sides) == 2:
-            before, after = sides
-            before = value_of(f"{before}0").removesuffix("0") if "=" in before else before
-            found += [f"{before}+{after}" if before.strip() else after.strip(), f"{before}-{after}"]
-        else:
-            found.append(part)
+        before, sign, after = re.split(r"(\\(?:pm|mp)(?![a-zA-Z])|$)", part, maxsplit=1)
+        before = value_of(f"{before}0").removesuffix("0") if sign and "=" in before else before
+        found += [f"{before}+{after}" if before.strip() else after.strip(), f"{before}-{after}"] if sign else [part]
     return found
 
 
-_REL = r"\s*(<|>|\\leq|\\geq)\s*"
-_BOUND = r"((?:(?!\\[lgn]eq|\\text)[^<>=])+?)"
-_BETWEEN = re.compile(rf"{_BOUND}{_REL}[a-zA-Z]{_REL}{_BOUND}")
-_WITHOUT_SIGN = re.compile(rf"\|[a-zA-Z]\|\s*(<|\\leq)\s*{_BOUND}")
-_ONE_SIDED = re.compile(rf"[a-zA-Z]{_REL}{_BOUND}|{_BOUND}{_REL}[a-zA-Z]")
+_BELOW = re.compile(r"[a-zA-Z]\s*(<|\\leq)\s*([^,=<>\\]+)|([^,=<>\\]+)(>|\\geq)\s*[a-zA-Z]")
+_ABOVE = re.compile(r"[a-zA-Z]\s*(>|\\geq)\s*([^,=<>\\]+)|([^,=<>\\]+)(<|\\leq)\s*[a-zA-Z]")
 _EXCEPT = re.compile(r"[a-zA-Z]\s*\\neq\s*([^,=<>]+)")
 
 
 def _interval(text: str) -> str:
-    """Return the interval that an inequality for one unknown describes; other text as it is."""
+    """Return the interval that an inequality of an unknown and a value describes; other text as it is."""
     if other := _EXCEPT.fullmatch(text):
         return rf"(-\infty,{other[1]})\cup({other[1]},\infty)"
-    if size := _WITHOUT_SIGN.fullmatch(text):
-        low, first, second, high = f"-{size[2]}", size[1], size[1], size[2]
-    elif (between := _BETWEEN.fullmatch(text)) and (between[2] in ("<", r"\leq")) == (between[3] in ("<", r"\leq")):
-        low, first, second, high = between.groups()
-        if first in (">", r"\geq"):
-            low, first, second, high = high, second, first, low
-    elif one := _ONE_SIDED.fullmatch(text):
-        relation, bound = (one[1], one[2]) if one[1] else (one[4], one[3])
-        below = (relation in ("<", r"\leq")) == bool(one[1])
-        low, first, second, high = (r"-\infty", "", relation, bound) if below else (bound, relation, "", r"\infty")
-    else:
-        return text
-    return f"{'[' if 'eq' in first else '('}{low},{high}{']' if 'eq' in second else ')'}"
+    if below := _BELOW.fullmatch(text):
+        return rf"(-\infty,{below[2] or below[3]}{']' if 'eq' in (below[1] or below[4]) else ')'}"
+    if above := _ABOVE.fullmatch(text):
+        return rf"{'[' if 'eq' in (above[1] or above[4]) else '('}{above[2] or above[3]},\infty)"
+    return text

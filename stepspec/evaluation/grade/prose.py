@@ -1,7 +1,6 @@
 r"""What the words around an answer say: they deny it, change it, take it back, or name another one."""
 
 import re
-from fractions import Fraction
 from functools import partial
 
 from stepspec.evaluation.grade.latex import cleaned
@@ -36,59 +35,64 @@ def plain(text: str) -> str:
     return re.sub(r"[^\S\n]+", " ", _MARKUP.sub("", text.replace("’", "'")))
 
 
-_WRONG = r"(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken|a mistake|an error|not (?:quite )?(?:right|correct|true|it\b))"
-_NOT_THE = rf"(?:{_WRONG}|not (?:the )?(?:\w+ )?answer)(?! (?:if|when|unless|only)\b)"
-_NOT = _any("not never neither nor cannot no_longer instead_of rather_than except unlike anything_but")
-_VERB = _any("is are was were equals gives makes get leaves but so then")
-_PART = _any(
-    "half twice thrice double triple minus negative (?:third|quarter|multiple|factor|square|cube|root|power|opposite|reciprocal)s?_of"
-)
-_IT = r"(?:the |my |our )?(?:final |correct )?(?:answer|it|this|that|value)"
 _NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
 _UNIT = _any("feet foot ft hours? hrs? pounds? lbs? minutes? mins? dollars? yards? meters? m km kg days? weeks? years?")
-_REGRET = _any("no wait actually oops sorry hmm+ correction hold_on nope but oh")
+_NOT = _any(
+    "not never neither nor cannot no_longer instead_of rather_than except unlike anything_but nobody wrong incorrect"
+)
+_VERB = _any("is are was were equals gives makes get leaves but so then")
+_PART = _any("half twice thrice double triple minus negative") + (
+    "|" + _any("third quarter multiple factor square cube root power opposite reciprocal") + "s? of"
+)
+_IT = r"(?:the |my |our )?(?:final |correct )?(?:answer|it|this|that|value)"
+_IF = _any("if suppose assume assuming unless whether")
+_RIGHT = r"(?:quite )?(?:the )?(?:\w+ )?(?:right|correct|true|answer|it)\b"
+_WRONG = rf"(?:(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken|an? (?:mistake|error))|not {_RIGHT})(?! (?:if|when|unless|only)\b)"
 _START = r"(?:^|[.!?…\n])\W*"
-DENIES = _pattern(rf"\b(?:{_NOT}|nobody|wrong|incorrect|false|different from|far from)\b|n't\b")
-_DENIED = _pattern(
-    rf"(?:\b(?:{_NOT}|(?:less|more|other) than|wrong|incorrect|nobody)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
+_REGRET = _any("no wait actually oops sorry hmm+ correction hold_on nope but oh")
+DENIES = _pattern(rf"\b(?:{_NOT}|false|different from|far from)\b|n't\b")
+# What stands before an answer: a denial, a part, a condition, or the first of two numbers.
+_BEFORE = _pattern(
+    rf"(?:\b(?:{_NOT}|(?:less|more|other) than)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
     rf"|\b(?:{_PART})(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
-    r"|(?<!only )\b(?:if|suppose|assum\w+|unless|whether) (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
+    rf"|(?<!only )\b{_IF} (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
     rf"|(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
     r"|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
 )
-_CHANGED = _pattern(
-    rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?| {_UNIT},? (?:and )?\d"
-    rf"| ?(?:{SCALE}|{PARTS})\b| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d)|or (?:so|more|less|fewer)\b(?! than))\b"
-    rf"| (?:and|plus) \w+ {PARTS}\b|,? ?\(?(?:(?:is|was|are) )?{_NOT_THE}|,? (?:isn|wasn)'t (?:the )?(?:right|correct|true|answer)"
-    r"| (?:if|for|when) [^.\n]*?(?:,|;|\band\b|\bor\b|\bbut\b) ?-?\d+ ?(?:if|for|when|otherwise)\b"
+# What stands behind an answer: more digits, a scale, a second unit, arithmetic, a denial, or a second case.
+_BEHIND = _pattern(
+    rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?"
+    rf"| {_UNIT},? (?:and )?\d| ?(?:{SCALE}|{PARTS})\b| (?:and|plus) \w+ {PARTS}\b|,? ?\(?(?:(?:is|was|are) )?{_WRONG}"
+    rf"|,? (?:isn|wasn)'t {_RIGHT}| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d)|or (?:so|more|less|fewer)\b(?! than))\b"
 )
 _ANOTHER = _pattern(
     rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly |maybe |perhaps |even )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])"
 )
 _TAKEN_BACK = _pattern(
     rf"(?:{_START}(?:{_REGRET}\W+)*|\b(?:but|which|and|so) )(?:(?:which|that|this|it|(?:the|my|this|that) (?:answer|result|value)) ?)?"
-    rf"(?:(?:is|was|seems|must be|'s) {_NOT_THE}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?(?:right|correct|true|it)\b)"
-    rf"|{_START}(?:{_REGRET}\W+)+(?:that|this|it)? ?(?:wrong|incorrect|not right)\b"
+    rf"(?:(?:is|was|seems|must be|'s) {_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT})"
+    rf"|{_START}(?:{_REGRET}\W+)+(?:that|this|it)? ?{_WRONG}"
     r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated)|take (?:it|that) back)"
     r"|\b(?:scratch|strike|forget|ignore) that\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
 _REGRETS = _pattern(
     rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
-    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer (?:is|should be|must be)|it should be))\b"
+    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer|it) (?:is|should be|must be))\b"
 )
 _COMES_TO = _pattern(
     rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops|correction)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])"
 )
+_CONDITION = _pattern(rf"\W*(?:{_IF}|let)\b")
 
 
 def is_denied(before: str) -> bool:
     """Return whether the clause that ends in an answer denies it or does something to it."""
     clause = re.split(r"(?:[.!?;] |\n\s*\n|, )(?!\s*$)", plain(before))[-1]
-    return bool(_DENIED.search(" ".join(clause.split("\n"))))
+    return bool(_BEFORE.search(clause.replace("\n", " ")))
 
 
 def is_condition(before: str) -> bool:
-    """Return whether the sentence that is written up to an answer begins with a condition."""
+    """Return whether the last sentence of a text begins with a condition."""
     return _CONDITION.match(re.split(r"[.!?]\s|\n", plain(before).rstrip())[-1]) is not None
 
 
@@ -96,16 +100,19 @@ def is_changed(behind: str, answer: str) -> bool:
     """Return whether the words directly behind an answer deny it, change it, or add another one."""
     behind = plain(behind.partition("\n")[0])
     other = _ANOTHER.match(behind)
-    return bool(_CHANGED.match(behind)) or (other is not None and not _is_same(answer, other[1]))
+    return bool(_BEHIND.match(behind)) or (other is not None and not _is_same(answer, other[1]))
 
 
 def is_taken_back(behind: str, answer: str) -> bool:
     """Return whether a text says later that an answer is wrong, or states another number."""
     behind = plain(behind)
-    others = list[str]()
-    if (regret := _REGRETS.search(behind)) and number_in(cleaned(answer[:100])):
-        others = [match[1] for match in _COMES_TO.finditer(behind, regret.start())][-1:]
-    return bool(_TAKEN_BACK.search(behind)) or any(not _is_same(answer, other) for other in others)
+    if _TAKEN_BACK.search(behind):
+        return True
+    regret = _REGRETS.search(behind)
+    if regret is None or not number_in(cleaned(answer[:100])):
+        return False
+    others = [match[1] for match in _COMES_TO.finditer(behind, regret.start())]
+    return bool(others) and not _is_same(answer, others[-1])
 
 
 def number_in(clean: str) -> Number | None:
@@ -121,59 +128,63 @@ def _is_same(answer: str, other: str) -> bool:
 _IN_SENTENCE = _pattern(
     rf"(?<![\w.\\^_/+*)\]])-?(?<![\w)\]]-)(?:\d+ \d+/\d+|{UNSIGNED}(?:/\d+)?)(?: {SCALE}\b)?(?: ?%)?"
 )
-_BEFORE_CHANGES = _any(
-    "times nor or out_of (?:divided|divisible|multiplied)_by base modulo? page option nearly almost between either plus to "
-    "instead_of step equation case problem at_(?:least|most) (?:less|more|fewer|greater|other|rather|higher|lower)_than"
+_CHANGES_LEFT = frozenset(
+    """times nor base mod modulo page option nearly almost between either plus to step equation case problem least most than
+    out_of divided_by divisible_by multiplied_by instead_of""".split()
 )
-_CHANGED_BEFORE = _pattern(
-    rf"\b(?:{_PART}|{_BEFORE_CHANGES})\W*(?:of )?$|[-+*/^<>_\\]\s*$|\w\($|\\(?:[lgn]?eq|approx)\s*$|[(\[][^()\[\]]*,\s*$"
-)
-_GO_ON = "|".join(sorted(CHANGES - frozenset("and to but less more fewer short below above under over".split())))
-_CHANGED_BEHIND = _pattern(
-    rf"\s*(?:(?:{_GO_ON})\b|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|(?:and|but) (?:an?|some|not)\b|(?:to|through|over) \d|out of\b"
-    r"|[-+*/<>=!_(]|\^(?!\s*\\circ)|\\(?!circ)|[a-z](?![a-z'. ]))"
-)
-_CONDITION = _pattern(r"\W*(?:if|suppose|assume|assuming|unless|whether|let)\b")
+_CHANGES_RIGHT = CHANGES - frozenset("and to but less more fewer short below above under over".split())
+_CHANGES_RIGHT |= frozenset("out_of and_a and_an and_some and_not but_not - + * / < > = ! _ ( \\ ^".split())
 _UNSOLVED = re.compile(
-    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b{_PART}\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
+    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b(?:{_PART})\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
 )
 
 
 def named_number(clean: str) -> Number | None:
     """Return the number that a sentence names as its answer; None if it names none or several, or changes it."""
     text = " ".join(plain(in_digits(clean)).split())
-    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d) \([a-z-]+\)", "", text)
-    if (
-        text.endswith("?")
-        or DENIES.search(text)
-        or _CONDITION.match(text)
-        or re.search(rf"(?i:\b{_PART})(?: of)? {_IT}\b", text)
-    ):
-        return None
+    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d) \([a-z-]+\)|\^ ?\\circ", "", text)
     before, _, behind = text.rpartition("=")
     if before and (_UNSOLVED.search(before) or not _IN_SENTENCE.match(behind.strip())):
         return None
     verbs = [*re.finditer(r"\b(?:is|are|was|were|be|equals)\b\W*", behind)]
     if len(_values(behind)) > 1 and verbs and re.search(r"\d", behind[: verbs[-1].start()]):
         behind = behind[verbs[-1].end() :]  # "half of 24 is 12"
-    if len(_values(behind)) != 1:
+    if len(_values(behind)) != 1 or _CONDITION.match(text) or text.endswith("?") or DENIES.search(text):
         return None
     last = [*_IN_SENTENCE.finditer(behind)][-1]
     left, right = behind[: last.start()], behind[last.end() :]
+    if re.search(rf"(?i:\b(?:{_PART})) (?:of )?{_IT}\b", text) or _is_changed_in(left, right):
+        return None
+    return read_number(cleaned(last[0]))
+
+
+def _is_changed_in(left: str, right: str) -> bool:
+    """Return whether the words beside the only number of a sentence make another number of it."""
+    before, behind = (re.findall(r"[a-z]+|\S", side.lower()) for side in (left, right))
+    if before[-1:] and (
+        before[-1] in _CHANGES_LEFT or "_".join(before[-2:]) in _CHANGES_LEFT or before[-1] in "-+*/^<>_\\"
+    ):
+        return True
+    if is_denied(left) or re.search(r"\w\($|\\(?:[lgn]?eq|approx)\s*$|[(\[][^()\[\]]*,\s*$", left):
+        return True
+    if not behind:
+        return False
+    if (
+        behind[0] in _CHANGES_RIGHT
+        or "_".join(behind[:2]) in _CHANGES_RIGHT
+        or re.match(r" (?:to|through|over) \d", right)
+    ):
+        return True
+    if any(re.fullmatch(AMOUNT, word) for word in behind[:4]):
+        return True
     word = re.match(r" ?([a-zA-Z]+)", right)
     if word and word[1] not in SHORT and (word[0][0] != " " or not re.search("[aeiouAEIOU]", word[1])):
-        return None  # a product of unknowns
-    compared = re.match(r" (?:less|more|fewer)\b", right) and re.search(r"(?:^|\b(?:is|are|was|be))\W*$", left)
-    return (
-        None
-        if compared or _CHANGED_BEFORE.search(left) or _CHANGED_BEHIND.match(right)
-        else read_number(cleaned(last[0]))
-    )
+        return True  # a product of unknowns
+    return behind[0] in ("less", "more", "fewer") and before[-1:] in ([], ["is"], ["are"], ["was"], ["be"])
 
 
-def _values(text: str) -> set[Fraction | None]:
-    numbers = [read_number(cleaned(each[0])) for each in _IN_SENTENCE.finditer(text)]
-    return {number and number.value for number in numbers}
+def _values(text: str) -> set[Number | None]:
+    return {read_number(cleaned(each[0])) for each in _IN_SENTENCE.finditer(text)}
 
 
 _SENTENCE = re.compile(r"(?<!\b[A-Za-z])[.!?](?=[\s\"')\]}]|$)|\n")

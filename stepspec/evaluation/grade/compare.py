@@ -1,4 +1,4 @@
-"""Compare two answers as text, numbers, words and parts. Formulas that are left go to computer algebra."""
+"""Compare two answers as text, choices, times, numbers and words. What is left goes to computer algebra, by its form."""
 
 import re
 from collections.abc import Callable
@@ -6,95 +6,69 @@ from typing import Literal
 
 from stepspec.evaluation.grade.latex import WORDS, cleaned, text_key
 from stepspec.evaluation.grade.number import is_unit, read_number
-from stepspec.evaluation.grade.prose import named_number
-from stepspec.evaluation.grade.structure import BRACKETED, Structure, structure_of, value_of
+from stepspec.evaluation.grade.prose import DENIES, PART, named_number
 
 DecidedBy = Literal["number", "text", "symbolic"]
 Algebra = Callable[[str, str], bool]
 """Whether two formulas are equal. It raises where it cannot tell."""
 
-MAX_PARTS = 20
-"""Maximum number of parts whose order is free, because each is compared with every other."""
-MAX_NESTING = 3
-
 
 def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
     """Return whether an answer is the gold answer, and what has decided it."""
-    comparison = _Comparison(algebra)
-    return comparison.equal(cleaned(gold), cleaned(found), 0), comparison.by
+    gold, found = cleaned(gold), cleaned(found)
+    if text_key(gold) == text_key(found):
+        return True, "text"
+    if "=" not in gold:
+        gold, found = value_of(gold), value_of(found)
+    elif "=" not in found and re.fullmatch(rf"{_LETTER}(?:\([^()]*\))?", gold.partition("=")[0].strip()):
+        gold = value_of(gold)
+    for rule in (_times, _choices, _in_bases, _units):
+        if (decided := rule(gold, found)) is not None:
+            return decided, "text"
+    expected, number = read_number(gold), read_number(found)
+    if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text", found):
+        number = named_number(found)
+    if expected and number:
+        return expected.equals(number), "number"
+    gold, found = split_unit(gold)[0], split_unit(found)[0]
+    words, others = _words_of(gold), _words_of(found)
+    if words is not None or others is not None:
+        return words == others, "text"
+    gold = _rewritten(gold)
+    found = _rewritten(found if "=" in gold else value_of(found))
+    if not _may_be_equal(gold, found):
+        return False, "text"
+    return text_key(gold) == text_key(found) or algebra(gold, found), "symbolic"
 
 
-class _Comparison:
-    def __init__(self, algebra: Algebra) -> None:
-        self._algebra = algebra
-        self.by: DecidedBy = "text"
-
-    def equal(self, gold: str, found: str, nesting: int) -> bool:
-        """Return what the first rule that applies says."""
-        if text_key(gold) == text_key(found):
-            return True
-        if "=" not in gold:
-            found = value_of(found)
-        elif "=" not in found and re.fullmatch(_HEAD, gold.partition("=")[0].strip()):
-            gold = value_of(gold)
-        for rule in (_times, _choices, _in_bases, _units):
-            if (decided := rule(gold, found)) is not None:
-                return decided
-        expected, number = read_number(gold), read_number(found)
-        if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text", found):
-            number = named_number(found)
-        if expected and number:
-            self.by = "number"
-            return expected.equals(number)
-        gold, found = without_unit(gold), without_unit(found)
-        words, others = _words_of(gold), _words_of(found)
-        if words is not None or others is not None:
-            return words == others
-        left, right = structure_of(gold), structure_of(found)
-        shapes = {left.shape, right.shape}
-        if nesting < MAX_NESTING and "one" not in shapes and (shapes == {"union"} or "union" not in shapes):
-            return self._parts_equal(left, right, nesting)
-        if not _may_be_equal(gold, found, left, right):
-            return False
-        self.by = "symbolic"
-        return text_key(gold) == text_key(found) or self._algebra(_in_radians(gold), _in_radians(found))
-
-    def _parts_equal(self, gold: Structure, found: Structure, nesting: int) -> bool:
-        shapes = {gold.shape, found.shape}
-        named = _has_names(gold) != _has_names(found)
-        if (gold.shape, gold.ends) != (found.shape, found.ends) and shapes != {"list", "set"}:
-            if shapes != {"list", "tuple"} or not named:
-                return False
-        ordered = named or gold.shape in ("tuple", "matrix", "ratio") or found.shape == "tuple"
-        left, right = (_by_name(each) if named else [*each.parts] for each in (gold, found))
-        if not ordered:
-            left, right = (list({text_key(part): part for part in parts}.values()) for parts in (left, right))
-        if len(left) != len(right) or (not ordered and len(left) > MAX_PARTS):
-            return False
-        for part in left:
-            others = right[:1] if ordered else right
-            match = next((other for other in others if self.equal(part, other, nesting + 1)), None)
-            if match is None:
-                return False
-            right.remove(match)
-        return True
+_LETTER = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}"
+_MEMBER = re.compile(rf"(?:{_LETTER}|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\))\s*\\in(?![a-zA-Z])\s*")
+# Left out of a name: what stands in brackets or below, and commands without arithmetic.
+_WITHIN = re.compile(r"_\{[^{}]*\}|_\w|\([^()]*\)|\|[^|]*\||\[[^\]]*\]|\\(?:text|over\w+|vec|mathbf)\s*\{[^{}]*\}")
+_ARITHMETIC = re.compile(r"\d|[-/^*!]|\\(?:frac|sqrt|cdot|log|ln|sin|cos|tan|pm|binom|sum|int|lim)(?![a-z])")
 
 
-def _in_radians(clean: str) -> str:
-    return re.sub(r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1\\pi}{180})", clean)
-
-
-def _has_names(structure: Structure) -> bool:
-    return len({part.partition("=")[0].strip() for part in structure.parts if "=" in part}) > 1
-
-
-def _by_name(structure: Structure) -> list[str]:
-    """Return values in the order of their unknowns, if they have names."""
-    parts = structure.parts
-    return [part.partition("=")[2].strip() for part in sorted(parts)] if _has_names(structure) else [*parts]
-
-
-_HEAD = r"\\?[a-zA-Z]+(?:_\{?\w{1,3}\}?)?'{0,2}(?:\([^()]*\))?"
+def value_of(clean: str) -> str:
+    r"""Return the value that an answer names: `5` for `x = 5` and `5 = x`, `18` for `x = 9 + 9 = 18`, `[1,2)` for
+    `x \in [1,2)`, `\pi` for `\pi \approx 3.14`. An equation that is not solved stays as it is, as in `2x = 12`."""
+    clean = _MEMBER.sub("", clean, count=1) if _MEMBER.match(clean) else clean
+    exact, about, decimal = clean.partition(r"\approx")
+    clean = exact.strip() if about and read_number(decimal.strip()) else clean
+    if "=" not in clean or len(_split(clean)) > 1 or re.search(r"\\(?:neq|approx)|[<>]", clean):
+        return clean
+    *firsts, last = (part.strip() for part in clean.split("="))
+    name = WORDS.sub(r" \1 ", firsts[0])
+    if DENIES.search(name) or re.search(rf"\b(?:{PART})\b", name):
+        return clean
+    if not _ARITHMETIC.search(_WITHIN.sub("", firsts[0])):
+        return last
+    if re.fullmatch(_LETTER, last):
+        return firsts[0] if len(firsts) == 1 else clean
+    first, second = read_number(firsts[0]), read_number(last)
+    if first and second and not first.equals(second) and re.fullmatch(r"[\d.,]+", firsts[0]):
+        return clean
+    bare = (re.sub(r"\\[a-zA-Z]+", "", part) for part in firsts)
+    return clean if any(re.search(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", part) for part in bare) else last
 
 
 _TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)
@@ -114,12 +88,11 @@ def _times(gold: str, found: str) -> bool | None:
     return given == minutes and half in ("", given_half)
 
 
-_BASES = {word: str(base) for base, word in enumerate("two three four five six seven eight nine ten".split(), 2)}
+_BASES = {word: str(base) for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight"], 2)}
 _IN_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
 
 
 def _in_bases(gold: str, found: str) -> bool | None:
-    """Compare numbers of other bases, by their digits."""
     matches = [_IN_BASE.fullmatch(each) for each in (gold, found)]
     digits = [match and (match[1], _BASES.get(match[2], match[2])) for match in matches]
     return digits[0] == digits[1] if any(matches) else None
@@ -128,14 +101,13 @@ def _in_bases(gold: str, found: str) -> bool | None:
 _CHOICE = re.compile(r"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
 _CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
 _OTHER_CHOICE = re.compile(
-    r"\([A-J]\)|\b(?:and|or|nor|not|wrong|incorrect|false)\b|&|\?|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
+    r"\([A-J]\)|\b(?:and|or|n?not?|wrong|incorrect|false)\b|[&?]|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
 )
 
 
 def _choices(gold: str, found: str) -> bool | None:
     bare, other = (WORDS.sub(r"\1", each).strip() for each in (gold, found))
-    choice = _CHOICE.fullmatch(bare)
-    if not choice:
+    if not (choice := _CHOICE.fullmatch(bare)):
         return None
     if given := _CHOICE.fullmatch(other):
         return choice[1] == given[1]
@@ -143,89 +115,148 @@ def _choices(gold: str, found: str) -> bool | None:
     return given is not None and not _OTHER_CHOICE.search(given[3]) and choice[1] == (given[1] or given[2])
 
 
-# Each line has the units that are compared, with every way to write them.
+# Each line has units that are compared, with every way to write them.
 _UNITS = {
     way: ways.split()[0]
-    for ways in (
-        "mm millimeter millimeters", "cm centimeter centimeters", "m meter meters metres", "km kilometer kilometers",
-        "in inch inches", "ft feet foot", "yd yard yards", "mi mile miles", "mg", "g gram grams", "kg kilogram kilograms",
-        "oz ounce ounces", "lb lbs pound pounds", "mL ml milliliters", "L l liter liters", "gallon gallons", "mph",
-        "s sec second seconds", "min minute minutes", "h hr hour hours", "day days", "week weeks", "month months",
-        "year years", "cent cents", "USD dollar dollars", "circ deg degree degrees", "rad radian radians",
-    )
+    for ways in """mm millimeter millimeters; cm centimeter centimeters; m meter meters; km kilometer kilometers; mg;
+    in inch inches; ft feet foot; yd yard yards; mi mile miles; g gram grams; kg kilogram kilograms; oz ounce ounces; mph;
+    lb lbs pound pounds; mL ml milliliters; L l liter liters; gallon gallons; s sec second seconds; min minute minutes;
+    h hr hour hours; day days; week weeks; month months; year years; cent cents; USD dollar dollars;
+    circ deg degree degrees; rad radian radians""".split(";")
     for way in ways.split()
-}  # fmt: skip
-_UNIT_AT_END = re.compile(
-    r"(?<=[\da-z}) ])\s*(?:\^?\\(circ)|\\text\{\s*([a-zA-Z]+)[^{}]*\}|\s([a-zA-Z]+)|(?<=\d)([a-z]{2}))"
-    r"\s*(?:\^\s*\{?\s*-?\d\s*\}?)?$"
+}
+_UNIT = re.compile(
+    r"(?<=[\da-zA-Z})!])\s*(?:\^?\\circ|((?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2})(?:\s*\^\s*\{?-?\d\}?)?)$"
 )
 
 
+def split_unit(clean: str) -> tuple[str, str | None]:
+    r"""Return a formula without its trailing unit, and the unit if it is known: `10\sqrt{3}` and `cm` for `10\sqrt{3} \text{ cm}^2`."""
+    match = _UNIT.search(clean)
+    words = WORDS.sub(r" \1 ", match[1] or " circ") if match else ""
+    unit = next((_UNITS[word] for word in words.split() if word in _UNITS), None)
+    is_angle = unit == "circ" and re.search(r"\\(?:sin|cos|tan)", clean)
+    if not match or is_angle or not is_unit(words) or not (unit or r"\text" in match[0] or "unit" in words):
+        return clean, None
+    return clean[: match.start()].strip() or clean, unit
+
+
 def _units(gold: str, found: str) -> bool | None:
-    matches = [_UNIT_AT_END.search(each) for each in (gold, found)]
-    units = {_UNITS.get(next(filter(None, match.groups()), "")) if match else None for match in matches}
-    return False if len(units - {None}) > 1 else None
-
-
-_POWER = r"(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
-_TRAILING = re.compile(rf"(?<=[0-9a-zA-Z}})!])((?:\s*\\text\{{[^{{}}]*\}})+){_POWER}\s*$|\s*\^\\circ\s*$")
-_TRAILING_WORDS = re.compile(rf"(?<=[0-9}})])((?:\s[a-z]{{2,12}})+){_POWER}$")
-
-
-def without_unit(clean: str) -> str:
-    r"""Return a formula without its trailing unit: `10\sqrt{3}` for `10\sqrt{3} \text{ cm}^2`."""
-    if match := _TRAILING.search(clean):
-        unit = WORDS.sub(r" \1 ", match[1] or "")
-        is_angle = match[1] is None and re.search(r"\\(?:sin|cos|tan)", clean)
-        return clean if is_angle or not is_unit(unit) else clean[: match.start()].strip() or clean
-    if match := _TRAILING_WORDS.search(clean):
-        if all(word in _UNITS or word in ("square", "cubic", "unit", "units", "sq") for word in match[1].split()):
-            return clean[: match.start()]
-    return clean
+    units = {split_unit(gold)[1], split_unit(found)[1]} - {None}
+    return False if len(units) > 1 else None
 
 
 _WORDS_ONLY = re.compile(r"(?:\d{1,2} (?=[A-Z]))?[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
-_LEFT_OUT = frozenset("the a an on in at is it s and".split())
+_LEFT_OUT = frozenset(["the", "a", "an", "on", "in", "at", "is", "it", "s", "and"])
 
 
 def _words_of(clean: str) -> list[str] | None:
     """Return the words of an answer in alphabetical order; None if the answer is not in words."""
     bare = WORDS.sub(r" \1 ", clean).strip()
-    if not _WORDS_ONLY.fullmatch(bare):
-        return None
-    if r"\text{" not in clean and not re.search(r"[A-Za-z]{4,}", bare) and bare.casefold() not in ("yes", "no", "odd"):
+    if not _WORDS_ONLY.fullmatch(bare) or (
+        r"\text{" not in clean and not re.search(r"[A-Za-z]{4,}", bare) and bare.casefold() not in ("yes", "no", "odd")
+    ):
         return None
     words = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b|[^a-z0-9]+", " ", bare.casefold()).split()
     return sorted(word for word in words if word not in _LEFT_OUT) or None
 
 
+_TOKEN = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|\\.|\band\b|\bor\b|.", re.DOTALL)
+_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle"])
+_CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle"])
+
+
+def _split(text: str, separators: str = ", ; and or") -> list[str]:
+    """Return the parts between separators that are outside of brackets."""
+    parts, depth = [""], 0
+    for token in _TOKEN.findall(text):
+        word = token[6:-1].strip(" ,") if token.startswith(r"\text{") else token
+        if depth == 0 and word in separators.split():
+            parts.append("")
+            continue
+        depth += (token in _OPENING or token.startswith(r"\begin")) - (token in _CLOSING or token.startswith(r"\end"))
+        parts[-1] += token
+    return [part.strip() for part in parts if part.strip()]
+
+
+_SUCH_THAT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)\\\}")
+_BELOW = re.compile(r"[a-zA-Z]\s*(<|\\leq)\s*([^,=<>\\]+)|([^,=<>\\]+)(>|\\geq)\s*[a-zA-Z]")
+_ABOVE = re.compile(r"[a-zA-Z]\s*(>|\\geq)\s*([^,=<>\\]+)|([^,=<>\\]+)(<|\\leq)\s*[a-zA-Z]")
+_RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
+
+
+def _rewritten(clean: str) -> str:
+    r"""Return an answer in the forms that computer algebra reads: intervals for inequalities, `)` for `[` at the end of an
+    interval, both values for `\pm`, a point for values with names, and angles in radians."""
+    text = _SUCH_THAT.sub(r"\1", clean)
+    sides = [_interval(each) for each in _split(text, "or")]
+    if len(sides) > 1 and all(side[:1] in ("(", "[") for side in sides):
+        return r"\cup".join(sides)
+    text = _interval(text)
+    if re.fullmatch(r"\].*[\[\])]|\[.*\[", text):  # `]1,2[`
+        text = text[0].replace("]", "(") + text[1:-1] + text[-1].replace("[", ")")
+    text = re.sub(r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1\\pi}{180})", text.replace(r"+\infty", r"\infty"))
+    if re.search(r",\s", text):  # `1,000, 2,000`
+        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    ratio = _RATIO.split(text)
+    if len(ratio) > 1 and all(ratio) and "{" not in text[:2]:
+        return rf"\langle {','.join(ratio)}\rangle"
+    parts = [part for each in _split(text) for part in _plus_and_minus(each)]
+    names = [part.partition("=")[0].strip() for part in parts if "=" in part]
+    if len({*names}) > 1:
+        return f"({','.join(part.partition('=')[2] for part in sorted(parts))})"
+    if len(names) > 1:
+        parts = [part.partition("=")[2] for part in parts]
+    return ",".join(parts) or text
+
+
+def _interval(text: str) -> str:
+    """Return the interval that an inequality of an unknown and a value describes; other text as it is."""
+    if other := re.fullmatch(r"[a-zA-Z]\s*\\neq\s*([^,=<>]+)", text):
+        return rf"(-\infty,{other[1]})\cup({other[1]},\infty)"
+    if below := _BELOW.fullmatch(text):
+        return rf"(-\infty,{below[2] or below[3]}{']' if 'eq' in (below[1] or below[4]) else ')'}"
+    if above := _ABOVE.fullmatch(text):
+        return rf"{'[' if 'eq' in (above[1] or above[4]) else '('}{above[2] or above[3]},\infty)"
+    return text
+
+
+def _plus_and_minus(part: str) -> list[str]:
+    before, sign, after = re.split(r"(\\(?:pm|mp)(?![a-zA-Z])|$)", part, maxsplit=1)
+    before = before.rpartition("=")[2] if sign else before
+    return [f"{before}+{after}" if before.strip() else after.strip(), f"{before}-{after}"] if sign else [part]
+
+
 _LETTERS = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_RELATION = re.compile(r"\\(?:approx|neq|equiv|pm|mp|notin|leq|geq|forall|exists|subset)(?![a-zA-Z])|[<>]")
+_RELATION = re.compile(r"\\(?:approx|neq|equiv|notin|forall|exists|subset)(?![a-zA-Z])")
 _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin|cup)(?![a-zA-Z])")
 
 
-def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure) -> bool:
+def _may_be_equal(gold: str, found: str) -> bool:
     """Return whether computer algebra may compare the answers. It takes points for intervals and sets, `2x = 12` for 12,
     small letters for capitals, and leaves out words."""
     if ("=" in gold) != ("=" in found) or gold.count("'") != found.count("'"):
         return False
     if re.search(r"\d\s*\\frac", found) and not re.search(r"\d\s*\\frac", gold):
         return False  # a mixed number or a product
-    letters, others = ({*_LETTERS.findall(_COMMAND.sub("", each))} for each in (gold, found))
-    if {letter.swapcase() for letter in others} & (letters - others):
+    letters, others = ({*_LETTERS.findall(re.sub(r"\\[a-zA-Z]+", "", each))} for each in (gold, found))
+    words, other_words = (sorted(map(str.casefold, WORDS.findall(each))) for each in (gold, found))
+    if {letter.swapcase() for letter in others} & (letters - others) or words != other_words:
         return False
-    if sorted(map(str.casefold, WORDS.findall(gold))) != sorted(map(str.casefold, WORDS.findall(found))):
-        return False
-    shapes = {expected.shape, answer.shape}
-    if shapes == {"one"}:
-        same = {*_RELATION.findall(gold)} == {*_RELATION.findall(found)}
-        return same or bool(_SET_LIKE.search(gold) and _SET_LIKE.search(found))
-    if "one" not in shapes:
-        return "union" in shapes and shapes <= {"union", "tuple", "set"}
-    single, other = (gold, answer) if expected.shape == "one" else (found, expected)
-    if other.shape == "matrix":
-        return BRACKETED in single
-    return (other.shape == "set" and len(other.parts) == 1) or (
-        other.shape in ("tuple", "union", "set") and bool(_SET_LIKE.search(single))
-    )
+    forms = {_form(gold), _form(found)}
+    return len(forms) == 1 or (any(form == "set" for form in forms) and all(form[0] in "s{([" for form in forms))
+
+
+def _form(text: str) -> str:
+    """Return the form of an answer: "matrix", "set", "{", "list" or "value"; of a point or interval, its brackets and size."""
+    if r"\begin" in text:
+        return r"\begin{v" in text and "vmatrix" or "matrix"
+    if _SET_LIKE.search(text):
+        return "set"
+    tokens = _TOKEN.findall(text) or [""]
+    inner = _split("".join(tokens[1:-1]))
+    if tokens[0] == r"\{" and tokens[-1] == r"\}":
+        return "value" if len(inner) == 1 else "{" if inner else "set"
+    if tokens[0] in _OPENING and tokens[-1] in _CLOSING and len(inner) > 1 and len(_split(text)) == 1:
+        return f"{tokens[0]}{len(inner)}{tokens[-1]}"
+    return "{" if len(_split(text)) > 1 else "value" + "".join(sorted({*_RELATION.findall(text)}))

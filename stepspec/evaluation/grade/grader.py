@@ -77,7 +77,7 @@ from stepspec.evaluation.grade.compare import DecidedBy, compare
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
 from stepspec.evaluation.grade.prose import number_in
-from stepspec.evaluation.grade.structure import value_of
+from stepspec.evaluation.grade.compare import value_of
 from stepspec.evaluation.grade.thinking import without_thinking
 from stepspec.evaluation.grade.workers import GradingLimits, WorkerPool
 

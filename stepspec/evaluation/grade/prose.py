@@ -41,7 +41,7 @@ _NOT = _any(
     "not never neither nor cannot no_longer instead_of rather_than except unlike anything_but nobody wrong incorrect"
 )
 _VERB = _any("is are was were equals gives makes get leaves but so then")
-_PART = _any("half twice thrice double triple minus negative") + (
+PART = _any("half twice thrice double triple minus negative") + (
     "|" + _any("third quarter multiple factor square cube root power opposite reciprocal") + "s? of"
 )
 _IT = r"(?:the |my |our )?(?:final |correct )?(?:answer|it|this|that|value)"
@@ -54,7 +54,7 @@ DENIES = _pattern(rf"\b(?:{_NOT}|false|different from|far from)\b|n't\b")
 # What stands before an answer: a denial, a part, a condition, or the first of two numbers.
 _BEFORE = _pattern(
     rf"(?:\b(?:{_NOT}|(?:less|more|other) than)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
-    rf"|\b(?:{_PART})(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
+    rf"|\b(?:{PART})(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
     rf"|(?<!only )\b{_IF} (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
     rf"|(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
     r"|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
@@ -135,7 +135,7 @@ _CHANGES_LEFT = frozenset(
 _CHANGES_RIGHT = CHANGES - frozenset("and to but less more fewer short below above under over".split())
 _CHANGES_RIGHT |= frozenset("out_of and_a and_an and_some and_not but_not - + * / < > = ! _ ( \\ ^".split())
 _UNSOLVED = re.compile(
-    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b(?:{_PART})\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
+    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b(?:{PART})\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
 )
 
 
@@ -153,7 +153,7 @@ def named_number(clean: str) -> Number | None:
         return None
     last = [*_IN_SENTENCE.finditer(behind)][-1]
     left, right = behind[: last.start()], behind[last.end() :]
-    if re.search(rf"(?i:\b(?:{_PART})) (?:of )?{_IT}\b", text) or _is_changed_in(left, right):
+    if re.search(rf"(?i:\b(?:{PART})) (?:of )?{_IT}\b", text) or _is_changed_in(left, right):
         return None
     return read_number(cleaned(last[0]))
 
@@ -178,7 +178,12 @@ def _is_changed_in(left: str, right: str) -> bool:
     if any(re.fullmatch(AMOUNT, word) for word in behind[:4]):
         return True
     word = re.match(r" ?([a-zA-Z]+)", right)
-    if word and word[1] not in SHORT and (word[0][0] != " " or not re.search("[aeiouAEIOU]", word[1])):
+    glued = word is not None and word[0][0] != " "
+    if (
+        word
+        and (glued or not re.search("[aeiouAEIOU]", word[1]))
+        and (word[1] not in SHORT or (glued and len(word[1]) == 1))
+    ):
         return True  # a product of unknowns
     return behind[0] in ("less", "more", "fewer") and before[-1:] in ([], ["is"], ["are"], ["was"], ["be"])
 

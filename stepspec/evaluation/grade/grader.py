@@ -204,7 +204,7 @@ class Grading(AbstractContextManager["Grading"]):
             "timeout": f"Comparing the answer took more than {limits.seconds:g} s.",
             "gold unreadable": f"The gold answer {_shortened(gold)!r} cannot be read as a formula.",
             "answer unreadable": "The answer cannot be read as a formula.",
-            "memory": f"Comparing the answer took more than its share of {limits.memory_bytes / 2**20:,.0f} MiB.",
+            "memory": f"Comparing the answer took more than {limits.memory_bytes / 2**20:,.0f} MiB.",
             "died": "The process that compares formulas ended again and again.",
         }
         why = reasons.get(verdict, f"The formulas could not be compared ({verdict}).")

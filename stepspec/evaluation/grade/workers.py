@@ -28,7 +28,7 @@ class GradingLimits:
     """Processor seconds for a symbolic comparison. All those of an answer take at most twice as
     many seconds on the clock."""
     memory_bytes: int = 2**30
-    """Address space of a worker beyond its imports, in bytes. Enforced only on systems with `/proc`."""
+    """Address space of a worker, in bytes."""
     max_text_chars: int = 250_000
     """Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
     max_chars: int = 1_000

@@ -2,6 +2,7 @@ r"""What the words around an answer say: they deny it, change it, take it back, 
 
 import re
 from functools import partial
+from itertools import pairwise
 
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import (
@@ -192,29 +193,19 @@ def _values(text: str) -> set[Number | None]:
     return {read_number(cleaned(each[0])) for each in _IN_SENTENCE.finditer(text)}
 
 
-_SENTENCE = re.compile(r"(?<!\b[A-Za-z])[.!?](?=[\s\"')\]}]|$)|\n")
-_CLAUSE = _pattern(r"[,;:] |\b(?:so|thus|hence|therefore|then)\b,? |\band (?=[a-z]+ )")
+_END = _pattern(
+    rf"(?<!\b[A-Z])[.!?](?=[\s\"')\]}}]|$)|\n|[,;:] |\b(?:so|thus|hence|therefore|then)\b,? |\band (?!an? |{AMOUNT})(?=[a-z]+ )"
+)
 
 
 def last_number(text: str) -> tuple[str, str] | None:
-    """Return the number that the last sentence of a text with a number comes to, and what stands behind that sentence."""
+    """Return the number that the last clause of a text with a number names, and what stands behind that clause."""
     tail = plain(text[-2_000:])
-    for start in reversed([0, *(end.end() for end in _SENTENCE.finditer(tail))]):
-        end = _SENTENCE.search(tail, start)
-        sentence = tail[start : end.end() if end else len(tail)]
-        if re.search(r"\d", sentence):
-            number = _last_in(sentence)
-            return (number, tail[start + len(sentence) :]) if number else None
-    return None
-
-
-def _last_in(sentence: str) -> str | None:
-    starts = [0, *(end.end() for end in _CLAUSE.finditer(sentence))]
-    start = next(start for start in reversed(starts) if re.search(r"\d", sentence[start:]))
-    clause, before = sentence[start:].strip("> \n"), sentence[:start]
-    is_last_of_list = re.match(r"\W*(?:(?:and|or) )?-?\d", clause) and re.search(r"\d\W*$", before)
-    is_second_unknown = re.match(r"\W*[a-zA-Z] ?=", clause) and re.search(r"[a-zA-Z] ?= ?-?[\d.]+(?:\W|and)*$", before)
-    if is_last_of_list or is_second_unknown or _CONDITION.match(sentence) or sentence.rstrip().endswith("?"):
-        return None
-    clean = cleaned(clause)
-    return [*_IN_SENTENCE.finditer(" ".join(plain(in_digits(clean)).split()))][-1][0] if named_number(clean) else None
+    start, end = next(
+        (start, end)
+        for start, end in reversed([*pairwise([0, *(end.end() for end in _END.finditer(tail)), len(tail)])])
+        if re.search(r"\d", tail[start:end]) or not start
+    )
+    clause = " ".join(in_digits(cleaned(tail[start:end].strip("> \n"))).split())
+    numbers = [*_IN_SENTENCE.finditer(clause)]
+    return (numbers[-1][0], tail[end:]) if numbers and named_number(clause) else None

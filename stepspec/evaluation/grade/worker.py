@@ -41,7 +41,7 @@ def main() -> None:
         except MemoryError:
             verdict = "memory"
         except Exception as error:
-            verdict = f"failed: {type(error).__name__}"
+            verdict = f"The formulas could not be compared ({type(error).__name__})."
         reply(verdict)
 
 

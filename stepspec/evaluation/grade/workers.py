@@ -25,8 +25,7 @@ class GradingLimits:
     """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
 
     seconds: float = 2.0
-    """Processor seconds for a symbolic comparison. All those of an answer take at most twice as
-    many seconds on the clock."""
+    """Processor seconds for a symbolic comparison. All those of an answer take at most twice as long on the clock."""
     memory_bytes: int = 2**30
     """Address space of a worker, in bytes."""
     max_text_chars: int = 250_000
@@ -57,7 +56,7 @@ class WorkerPool:
 
     def ask(self, gold: str, found: str, seconds: float) -> str:
         """Return within `seconds` on the clock `same` or `different`, or why two formulas could not be compared:
-        `timeout`, `memory`, `died`, `gold unreadable`, `answer unreadable` or `failed: ...`.
+        `timeout`, `memory`, `died`, `gold unreadable`, `answer unreadable` or a sentence.
 
         Raises:
             StepSpecError: no worker can start, or the pool is closed.

@@ -66,10 +66,8 @@ def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
     return found
 
 
-_JOINS = re.compile(r"[\s.]*|.*(?:[,;/&]|\b(?:and|or|to|through)\b|\\l(?:and|or)(?![a-z])).*", re.DOTALL)
-_INFERS = re.compile(
-    r"[.!?] |\n|\\(?!l)[a-zA-Z]|\b(?:wrong|not|no|but|so|then|hence|thus|therefore|which|gives?|get|actually|correct\w*|wait"
-    r"|instead|because|since|implies|means|yields?|simplif\w+|becomes)\b",
+_JOINS = re.compile(
+    r"(?:[\s.,;/&()\[\]|]|\b(?:and|or|to|through|either|maybe|perhaps|possibly)\b|\\l(?:and|or)(?![a-z])|[a-z](?:_\w)? ?=)*",
     re.IGNORECASE,
 )
 
@@ -83,7 +81,7 @@ def _boxed(text: str) -> Found | None:
     for box in reversed(boxes[-MAX_TOGETHER:-1]):
         between = text[box[3] : joined[-1][0]]
         bare = plain(between[:_NEAR]).strip()
-        if len(between) > _NEAR or _INFERS.search(bare) or not _JOINS.fullmatch(bare):
+        if len(between) > _NEAR or not _JOINS.fullmatch(bare):
             break
         joined.append(box)
     others = tuple(text[box[1] : box[2]].strip() for box in joined[:0:-1])
@@ -102,9 +100,7 @@ _STOP = re.compile(
     r"|\*\*|__|`|[✅🎉≈]|(?<=\s)[mgshLCF](?=\s|[.,]|$)"
     r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
 )
-_BLANK = re.compile(
-    r"\\[!,;: ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US"
-)
+_BLANK = re.compile(r"\\[!,;: ]|\\displaystyle|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US")
 
 
 def _in_formula(before: str, content: str, behind: str) -> str:

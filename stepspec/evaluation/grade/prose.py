@@ -50,7 +50,6 @@ _IF = _any("if suppose assume assuming unless whether")
 _RIGHT = r"(?:quite )?(?:the )?(?:\w+ )?(?:right|correct|true|answer|it)\b"
 _WRONG = rf"(?:(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken|an? (?:mistake|error))|not {_RIGHT})(?! (?:if|when|unless|only)\b)"
 _START = r"(?:^|[.!?…\n])\W*"
-_REGRET = _any("no wait actually oops sorry hmm+ correction hold_on nope but oh")
 DENIES = _pattern(rf"\b(?:{_NOT}|false|different from|far from)\b|n't\b")
 # What stands before an answer: a denial, a part, a condition, or the first of two numbers.
 _BEFORE = _pattern(
@@ -70,11 +69,10 @@ _ANOTHER = _pattern(
     rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly |maybe |perhaps |even )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])"
 )
 _TAKEN_BACK = _pattern(
-    rf"(?:{_START}(?:{_REGRET}\W+)*|\b(?:but|which|and|so) )(?:(?:which|that|this|it|(?:the|my|this|that) (?:answer|result|value)) ?)?"
-    rf"(?:(?:is|was|seems|must be|'s) {_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT})"
-    rf"|{_START}(?:{_REGRET}\W+)+(?:that|this|it)? ?{_WRONG}"
-    r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated)|take (?:it|that) back)"
-    r"|\b(?:scratch|strike|forget|ignore) that\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
+    rf"(?:{_START}|\b(?:but|which|and|so|no|wait|actually|oops|oh)\W+)(?:(?:which|that|this|it|(?:the|my) (?:answer|result)) ?)?"
+    rf"(?:(?:is|was|seems|must be|'s) {_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT}|wrong\b(?=[.,!]))"
+    r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated))"
+    r"|\b(?:scratch|strike|forget|ignore|take) (?:that|it back)\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
 _REGRETS = _pattern(
     rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"

@@ -39,7 +39,7 @@ def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
         cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
     """
     text = re.sub(r"<<[^<>\n]{0,200}>>", "", text)  # GSM8K's calculations
-    found = _boxed(text) or _behind_hashes(text, cut_short) or _tagged(text) or _stated(text, cut_short)
+    found = _boxed(text) or _stated(text, cut_short)
     if found or cut_short or not numbers or not (last := last_number(text)):
         return found
     number, behind = last
@@ -130,53 +130,37 @@ def _in_formula(before: str, content: str, behind: str) -> str:
     return f"{left}{{{content}}}{right}"
 
 
-_LINE = re.compile(r"^[ \t]*####(?!#)[ \t]*(\S[^\n]*)$", re.MULTILINE)
-
-
-def _behind_hashes(text: str, cut_short: bool) -> Found | None:
-    """Return the answer behind `####`, the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168). Headings are none."""
-    end = len(text.rstrip())
-    for match in reversed(deque(_LINE.finditer(text), maxlen=20)):
-        line, is_last = match[1].strip(), match.end() >= end
-        if not cut_short if is_last else named_number(cleaned(line)):
-            return Found(line, "hashes", denied=is_taken_back(text[match.end() :][:_FAR], line))
-    return None
-
-
-def _tagged(text: str) -> Found | None:
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", max(0, end - _FAR), end) if end >= 0 else -1
-    answer = text[start + len("<answer>") : end].strip() if start >= 0 else ""
-    return Found(answer, "phrase", denied=is_taken_back(text[end:][:_FAR], answer)) if answer else None
-
-
 # Possessive quantifiers, because backtracking could split a megabyte of spaces between two runs in a million ways.
-_PHRASE = re.compile(
+_PHRASE = (
     r"\b(?:final\s+)?answers?\b(?:\s+(?:to|of|for)\s+(?:the|this)\s+(?:\w{1,20}\s+)?(?:question|problem)\b)?[*_\s]*+"
     r"(?:(?:is|are|would\s+be|will\s+be|should\s+be|must\s+be|equals)\b|(?:is|are)(?=n['’]t\b)|[:=：])[*_\s:=]*+"
-    r"|^[ \t]*+[#*_]*+[ \t]*+(?:final\s+)?answer[ \t]*+[*_]*+[ \t]*+$\s*+(?:>\s*+)?",
-    re.IGNORECASE | re.MULTILINE,
+    r"|^[ \t]*+[#*_]*+[ \t]*+(?:final\s+)?answer[ \t]*+[*_]*+[ \t]*+$\s*+(?:>\s*+)?"
 )
-_STATED_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
+# `####` is the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168). Headings are none.
+_MARKS: dict[str, tuple[FoundBy, str]] = {
+    r"^[ \t]*####(?!#)[ \t]*(?=\S)": ("hashes", r"\n"),
+    r"<answer>\s*(?=\S)": ("phrase", r"</answer>"),
+    _PHRASE: ("phrase", r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)"),
+}
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:
-    *_, phrase = [None, *deque(_PHRASE.finditer(text), maxlen=1)]
-    if phrase is None:
-        return None
-    before = text[max(0, phrase.start() - _NEAR) : phrase.start()]
-    rest = text[phrase.end() : phrase.end() + _FAR]
-    end = _STATED_END.search(rest)
-    if cut_short and end is None:
-        return None
-    answer, behind = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
-    answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip(" \t\r")
-    denied = (
-        bool(DENIES.match(plain(answer)) or re.match(r"n['’]t\b", rest))
-        or behind[:1] == "?"
-        or is_denied(before)
-        or is_denied(f"{before} it is ")
-        or ("would" in phrase[0] and is_condition(before))
-        or is_taken_back(behind, answer)
-    )
-    return Found(answer, "phrase", denied=denied) if answer else None
+    for mark, (by, stop) in _MARKS.items():
+        for match in reversed(deque(re.finditer(mark, text, re.IGNORECASE | re.MULTILINE), maxlen=20)):
+            rest = text[match.end() : match.end() + _FAR]
+            end = re.search(stop, rest)
+            answer, behind = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+            answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
+            heading = by == "hashes" and behind.strip() and not named_number(cleaned(answer))
+            if answer and not heading and not (cut_short and end is None):
+                return Found(answer, by, denied=_is_denied_statement(text[: match.start()], match[0], answer, behind))
+            if by == "phrase":
+                break
+    return None
+
+
+def _is_denied_statement(before: str, phrase: str, answer: str, behind: str) -> bool:
+    before, start = before[-_NEAR:], plain(answer)
+    is_supposed = "would" in phrase and is_condition(before)
+    is_not = DENIES.match(start) is not None or start.startswith("n't") or behind[:1] == "?" or is_supposed
+    return is_not or is_denied(before) or is_denied(f"{before} it is ") or is_taken_back(behind, answer)

@@ -4,18 +4,9 @@ import re
 from functools import partial
 from itertools import pairwise
 
+from stepspec.evaluation.grade import number
 from stepspec.evaluation.grade.latex import cleaned
-from stepspec.evaluation.grade.number import (
-    AMOUNT,
-    CHANGES,
-    PARTS,
-    SCALE,
-    SHORT,
-    UNSIGNED,
-    Number,
-    in_digits,
-    read_number,
-)
+from stepspec.evaluation.grade.number import AMOUNT, PARTS, SCALE, Number, in_digits, read_number
 
 _pattern = partial(re.compile, flags=re.IGNORECASE)
 
@@ -42,35 +33,34 @@ _NOT = _any(
     "not never neither nor cannot no_longer instead_of rather_than except unlike anything_but nobody wrong incorrect"
 )
 _VERB = _any("is are was were equals gives makes get leaves but so then")
-PART = _any("half twice thrice double triple minus negative") + (
-    "|" + _any("third quarter multiple factor square cube root power opposite reciprocal") + "s? of"
-)
+_OF = _any("half third quarter multiple factor square cube root power opposite reciprocal")
+PART = rf"(?:half|twice|thrice|double|triple|minus|negative|{_OF}s? of)"
 _IT = r"(?:the |my |our )?(?:final |correct )?(?:answer|it|this|that|value)"
-_IF = _any("if suppose assume assuming unless whether")
+_IF = _any("if suppose assume assuming unless whether let")
 _RIGHT = r"(?:quite )?(?:the )?(?:\w+ )?(?:right|correct|true|answer|it)\b"
-_WRONG = rf"(?:(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken|an? (?:mistake|error))|not {_RIGHT})(?! (?:if|when|unless|only)\b)"
+_WRONG = rf"(?:(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken)|an? (?:mistake|error)|not {_RIGHT})"
+_IS_WRONG = rf"{_WRONG}(?! (?:if|when|unless|only)\b)"
 _START = r"(?:^|[.!?…\n])\W*"
 DENIES = _pattern(rf"\b(?:{_NOT}|false|different from|far from)\b|n't\b")
 # What stands before an answer: a denial, a part, a condition, or the first of two numbers.
 _BEFORE = _pattern(
     rf"(?:\b(?:{_NOT}|(?:less|more|other) than)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
-    rf"|\b(?:{PART})(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
+    rf"|\b{PART}(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
     rf"|(?<!only )\b{_IF} (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
     rf"|(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
     r"|(?:^|\bare|\bis|[:=,]) ?\(?-?\d[\d.]* ?, ?\(?$"
 )
-# What stands behind an answer: more digits, a scale, a second unit, arithmetic, a denial, or a second case.
+# What stands behind an answer: more digits, a scale, a second unit, a denial, or arithmetic.
 _BEHIND = _pattern(
     rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?"
-    rf"| {_UNIT},? (?:and )?\d| ?(?:{SCALE}|{PARTS})\b| (?:and|plus) \w+ {PARTS}\b|,? ?\(?(?:(?:is|was|are) )?{_WRONG}"
-    rf"|,? (?:isn|wasn)'t {_RIGHT}| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d)|or (?:so|more|less|fewer)\b(?! than))\b"
+    rf"| {_UNIT},? (?:and )?\d| ?(?:{SCALE}|{PARTS})\b| (?:and|plus) \w+ {PARTS}\b"
+    rf"|,? ?\(?(?:(?:is|was|are) )?{_IS_WRONG}|,? (?:isn|wasn)'t {_RIGHT}| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d))\b"
+    r"| or (?:so|more|less|fewer)\b(?! than)"
 )
-_ANOTHER = _pattern(
-    rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly |maybe |perhaps |even )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])"
-)
+_ANOTHER = _pattern(rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])")
 _TAKEN_BACK = _pattern(
-    rf"(?:{_START}|\b(?:but|which|and|so|no|wait|actually|oops|oh)\W+)(?:(?:which|that|this|it|(?:the|my) (?:answer|result)) ?)?"
-    rf"(?:(?:is|was|seems|must be|'s) {_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT}|wrong\b(?=[.,!]))"
+    rf"(?:{_START}|\b(?:but|which|and|so|no|wait|hmm+|actually|oh)\W+)(?:(?:which|that|this|it|(?:the|my) answer) ?)?"
+    rf"(?:(?:is|was|seems|must be|'s) {_IS_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT}|wrong\b(?=[.,!]))"
     r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated))"
     r"|\b(?:scratch|strike|forget|ignore|take) (?:that|it back)\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
@@ -78,10 +68,8 @@ _REGRETS = _pattern(
     rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
     r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer|it) (?:is|should be|must be))\b"
 )
-_COMES_TO = _pattern(
-    rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops|correction)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])"
-)
-_CONDITION = _pattern(rf"\W*(?:{_IF}|let)\b")
+_COMES_TO = _pattern(rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])")
+_CONDITION = _pattern(rf"\W*(?:{_IF}|{PART} (?:of )?{_IT})\b")
 
 
 def is_denied(before: str) -> bool:
@@ -125,16 +113,22 @@ def _is_same(answer: str, other: str) -> bool:
 
 
 _IN_SENTENCE = _pattern(
-    rf"(?<![\w.\\^_/+*)\]])-?(?<![\w)\]]-)(?:\d+ \d+/\d+|{UNSIGNED}(?:/\d+)?)(?: {SCALE}\b)?(?: ?%)?"
+    rf"(?<![\w.\\^_/+*)\]])-?(?<![\w)\]]-)(?:\d+ \d+/\d+|{number.UNSIGNED}(?:/\d+)?)(?: {SCALE}\b)?(?: ?%)?"
 )
-_CHANGES_LEFT = frozenset(
-    """times nor base mod modulo page option nearly almost between either plus to step equation case problem least most than
-    out_of divided_by divisible_by multiplied_by instead_of""".split()
+_LEFT = _any(
+    "times nor base modulo? page option nearly almost between either plus to step equation case problem least most than "
+    "out_of instead_of (?:divided|divisible|multiplied)_by [(\\[][^()\\[\\]]*,"
 )
-_CHANGES_RIGHT = CHANGES - frozenset("and to but less more fewer short below above under over".split())
-_CHANGES_RIGHT |= frozenset("out_of and_a and_an and_some and_not but_not - + * / < > = ! _ ( \\ ^".split())
+_CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
+_RIGHT_WORDS = "|".join(
+    sorted(number.CHANGES - {"and", "to", "but", "less", "more", "fewer", "short", "below", "above", "under", "over"})
+)
+_CHANGED_RIGHT = _pattern(
+    rf" ?(?:(?:{_RIGHT_WORDS}|out of|(?:and|but) (?:an?|some|not))\b|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|(?:to|through|over) \d"
+    r"|[-+*/<>=!_(\\^]|[a-z](?![a-z'. ]))"
+)
 _UNSOLVED = re.compile(
-    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b(?:{PART})\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
+    rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b{PART}\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
 )
 
 
@@ -148,43 +142,20 @@ def named_number(clean: str) -> Number | None:
     verbs = [*re.finditer(r"\b(?:is|are|was|were|be|equals)\b\W*", behind)]
     if len(_values(behind)) > 1 and verbs and re.search(r"\d", behind[: verbs[-1].start()]):
         behind = behind[verbs[-1].end() :]  # "half of 24 is 12"
-    if len(_values(behind)) != 1 or _CONDITION.match(text) or text.endswith("?") or DENIES.search(text):
+    denied = (
+        _CONDITION.match(text)
+        or text.endswith("?")
+        or DENIES.search(text)
+        or re.search(rf"(?i:\b{PART}) (?:of )?{_IT}\b", text)
+    )
+    if len(_values(behind)) != 1 or denied:
         return None
     last = [*_IN_SENTENCE.finditer(behind)][-1]
     left, right = behind[: last.start()], behind[last.end() :]
-    if re.search(rf"(?i:\b(?:{PART})) (?:of )?{_IT}\b", text) or _is_changed_in(left, right):
-        return None
-    return read_number(cleaned(last[0]))
-
-
-def _is_changed_in(left: str, right: str) -> bool:
-    """Return whether the words beside the only number of a sentence make another number of it."""
-    before, behind = (re.findall(r"[a-z]+|\S", side.lower()) for side in (left, right))
-    if before[-1:] and (
-        before[-1] in _CHANGES_LEFT or "_".join(before[-2:]) in _CHANGES_LEFT or before[-1] in "-+*/^<>_\\"
-    ):
-        return True
-    if is_denied(left) or re.search(r"\w\($|\\(?:[lgn]?eq|approx)\s*$|[(\[][^()\[\]]*,\s*$", left):
-        return True
-    if not behind:
-        return False
-    if (
-        behind[0] in _CHANGES_RIGHT
-        or "_".join(behind[:2]) in _CHANGES_RIGHT
-        or re.match(r" (?:to|through|over) \d", right)
-    ):
-        return True
-    if any(re.fullmatch(AMOUNT, word) for word in behind[:4]):
-        return True
-    word = re.match(r" ?([a-zA-Z]+)", right)
-    glued = word is not None and word[0][0] != " "
-    if (
-        word
-        and (glued or not re.search("[aeiouAEIOU]", word[1]))
-        and (word[1] not in SHORT or (glued and len(word[1]) == 1))
-    ):
-        return True  # a product of unknowns
-    return behind[0] in ("less", "more", "fewer") and before[-1:] in ([], ["is"], ["are"], ["was"], ["be"])
+    compared = re.match(r" (?:less|more|fewer)\b", right) and re.search(r"(?:^|\b(?:is|are|was|be))\W*$", left)
+    word = re.match(r"[a-zA-Z]+| [^aeiouAEIOU\W\d]+\b", right)
+    changed = is_denied(left) or _CHANGED_LEFT.search(left) or _CHANGED_RIGHT.match(right) or compared
+    return None if changed or (word and not number.is_unit(word[0])) else read_number(cleaned(last[0]))
 
 
 def _values(text: str) -> set[Number | None]:

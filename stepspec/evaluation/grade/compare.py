@@ -79,13 +79,10 @@ def _times(gold: str, found: str) -> bool | None:
     time, other = (_TIME.fullmatch(WORDS.sub(r" \1", each).strip()) for each in (gold, found))
     if not time or not (time[3] or (time[2] and other and other[3])):
         return None
-    if not other:
-        return False
-    minutes, given = (int(each[1]) * 60 + int(each[2] or 0) for each in (time, other))
-    half, given_half = ((each[3] or "").lower() for each in (time, other))
-    if half and not given_half:
-        return given >= 12 * 60 and given == minutes % 720 + 720 * (half == "p")
-    return given == minutes and half in ("", given_half)
+    (hour, half), (given, given_half) = (
+        (each and int(each[1]) * 60 + int(each[2] or 0), each and (each[3] or "").lower()) for each in (time, other)
+    )
+    return hour == given and half in ("", given_half)
 
 
 _BASES = {word: str(base) for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight"], 2)}
@@ -98,21 +95,13 @@ def _in_bases(gold: str, found: str) -> bool | None:
     return digits[0] == digits[1] if any(matches) else None
 
 
-_CHOICE = re.compile(r"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?")
-_CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
-_OTHER_CHOICE = re.compile(
-    r"\([A-J]\)|\b(?:and|or|n?not?|wrong|incorrect|false)\b|[&?]|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
-)
+_SECOND = r"\([A-J]\)|\b(?:and|or|n?not?|wrong|incorrect|false)\b|[&?]|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
+_CHOICE = re.compile(rf"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*(?:\)?|[).:](?!.*(?:{_SECOND})).+)")
 
 
 def _choices(gold: str, found: str) -> bool | None:
-    bare, other = (WORDS.sub(r"\1", each).strip() for each in (gold, found))
-    if not (choice := _CHOICE.fullmatch(bare)):
-        return None
-    if given := _CHOICE.fullmatch(other):
-        return choice[1] == given[1]
-    given = _CHOICE_AND_TEXT.fullmatch(other)
-    return given is not None and not _OTHER_CHOICE.search(given[3]) and choice[1] == (given[1] or given[2])
+    choice, other = (_CHOICE.fullmatch(WORDS.sub(r"\1", each).strip()) for each in (gold, found))
+    return choice and bool(other and choice[1] == other[1])
 
 
 # Each line has units that are compared, with every way to write them.
@@ -131,7 +120,7 @@ _UNIT = re.compile(
 
 
 def split_unit(clean: str) -> tuple[str, str | None]:
-    r"""Return a formula without its trailing unit, and the unit if it is known: `10\sqrt{3}` and `cm` for `10\sqrt{3} \text{ cm}^2`."""
+    r"""Return a formula without its trailing unit, and the unit if it is known: `2\pi` and `cm` for `2\pi\text{ cm}^2`."""
     match = _UNIT.search(clean)
     words = WORDS.sub(r" \1 ", match[1] or " circ") if match else ""
     unit = next((_UNITS[word] for word in words.split() if word in _UNITS), None)
@@ -180,8 +169,7 @@ def _split(text: str, separators: str = ", ; and or") -> list[str]:
 
 
 _SUCH_THAT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)\\\}")
-_BELOW = re.compile(r"[a-zA-Z]\s*(<|\\leq)\s*([^,=<>\\]+)|([^,=<>\\]+)(>|\\geq)\s*[a-zA-Z]")
-_ABOVE = re.compile(r"[a-zA-Z]\s*(>|\\geq)\s*([^,=<>\\]+)|([^,=<>\\]+)(<|\\leq)\s*[a-zA-Z]")
+_INEQUALITY = re.compile(r"([^,=<>\\]+?)\s*(<|>|\\[lg]eq)\s*([^,=<>\\]+)")
 _RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
 
 
@@ -214,11 +202,12 @@ def _interval(text: str) -> str:
     """Return the interval that an inequality of an unknown and a value describes; other text as it is."""
     if other := re.fullmatch(r"[a-zA-Z]\s*\\neq\s*([^,=<>]+)", text):
         return rf"(-\infty,{other[1]})\cup({other[1]},\infty)"
-    if below := _BELOW.fullmatch(text):
-        return rf"(-\infty,{below[2] or below[3]}{']' if 'eq' in (below[1] or below[4]) else ')'}"
-    if above := _ABOVE.fullmatch(text):
-        return rf"{'[' if 'eq' in (above[1] or above[4]) else '('}{above[2] or above[3]},\infty)"
-    return text
+    if not (sides := _INEQUALITY.fullmatch(text)) or not (sides[1].isalpha() or sides[3].isalpha()):
+        return text
+    bound = sides[3] if sides[1].isalpha() else sides[1]
+    if sides[1].isalpha() == (sides[2] in ("<", r"\leq")):
+        return rf"(-\infty,{bound}{']' if 'eq' in sides[2] else ')'}"
+    return rf"{'[' if 'eq' in sides[2] else '('}{bound},\infty)"
 
 
 def _plus_and_minus(part: str) -> list[str]:
@@ -234,23 +223,23 @@ _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin
 
 def _may_be_equal(gold: str, found: str) -> bool:
     """Return whether computer algebra may compare the answers. It takes points for intervals and sets, `2x = 12` for 12,
-    small letters for capitals, and leaves out words."""
-    if ("=" in gold) != ("=" in found) or gold.count("'") != found.count("'"):
-        return False
-    if re.search(r"\d\s*\\frac", found) and not re.search(r"\d\s*\\frac", gold):
-        return False  # a mixed number or a product
+    small letters for capitals, mixed numbers for products, and leaves out words."""
     letters, others = ({*_LETTERS.findall(re.sub(r"\\[a-zA-Z]+", "", each))} for each in (gold, found))
-    words, other_words = (sorted(map(str.casefold, WORDS.findall(each))) for each in (gold, found))
-    if {letter.swapcase() for letter in others} & (letters - others) or words != other_words:
+    signs, other_signs = (
+        ("=" in each, each.count("'"), sorted(WORDS.findall(each.casefold())), *_RELATION.findall(each))
+        for each in (gold, found)
+    )
+    is_mixed = re.search(r"\d\s*\\frac", found) and not re.search(r"\d\s*\\frac", gold)
+    if is_mixed or signs != other_signs or {letter.swapcase() for letter in others} & (letters - others):
         return False
     forms = {_form(gold), _form(found)}
-    return len(forms) == 1 or (any(form == "set" for form in forms) and all(form[0] in "s{([" for form in forms))
+    return len(forms) == 1 or ("set" in forms and all(form[0] in "s{([" for form in forms))
 
 
 def _form(text: str) -> str:
-    """Return the form of an answer: "matrix", "set", "{", "list" or "value"; of a point or interval, its brackets and size."""
+    """Return the form of an answer: "matrix", "set", "{" or "value"; of a point or interval, its brackets and size."""
     if r"\begin" in text:
-        return r"\begin{v" in text and "vmatrix" or "matrix"
+        return "determinant" if r"\begin{v" in text else "matrix"
     if _SET_LIKE.search(text):
         return "set"
     tokens = _TOKEN.findall(text) or [""]
@@ -259,4 +248,4 @@ def _form(text: str) -> str:
         return "value" if len(inner) == 1 else "{" if inner else "set"
     if tokens[0] in _OPENING and tokens[-1] in _CLOSING and len(inner) > 1 and len(_split(text)) == 1:
         return f"{tokens[0]}{len(inner)}{tokens[-1]}"
-    return "{" if len(_split(text)) > 1 else "value" + "".join(sorted({*_RELATION.findall(text)}))
+    return "{" if len(_split(text)) > 1 else "value"

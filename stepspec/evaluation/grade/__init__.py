@@ -4,7 +4,7 @@ This package does not depend on the models. Texts come from models and may be ho
 the text length. Computer algebra runs in a worker process that can be killed. Nothing in a text is ever executed.
 """
 
-from stepspec.evaluation.grade.grader import MAX_ANSWER_CHARS, Grade, GraderKind, Grading, Status, extract_answer
+from stepspec.evaluation.grade.grader import MAX_ANSWER_CHARS, Grade, GraderKind, Grading, Status
 from stepspec.evaluation.grade.workers import GradingLimits
 
-__all__ = ["Grade", "GraderKind", "Grading", "GradingLimits", "MAX_ANSWER_CHARS", "Status", "extract_answer"]
+__all__ = ["Grade", "GraderKind", "Grading", "GradingLimits", "MAX_ANSWER_CHARS", "Status"]

@@ -33,10 +33,7 @@ class Found:
 def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
     """Return the answer in a text without thinking, or None. Takes time linear in the length of the text.
 
-    Args:
-        text: the text.
-        numbers: whether the last number is taken if there is no box, `####`, `<answer>` or answer phrase.
-        cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
+    With `numbers`, this is the last number if there is no other. Of a text that was cut short, the last words are none.
     """
     text = re.sub(r"<<[^<>\n]{0,200}>>", "", text)  # GSM8K's calculations
     found = _boxed(text) or _stated(text, cut_short)

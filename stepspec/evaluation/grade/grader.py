@@ -57,7 +57,7 @@ from time import monotonic
 from typing import Literal, get_args
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.grade.answer import Found, FoundBy, closed_boxes, find_answer
+from stepspec.evaluation.grade.answer import Found, FoundBy, find_answer
 from stepspec.evaluation.grade.compare import DecidedBy, compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
@@ -87,9 +87,8 @@ class Grade:
 class Grading(AbstractContextManager["Grading"]):
     r"""A grader for one kind of answer. It is a context manager and safe to use from several threads.
 
-    - `integer`: a whole number in the last closed `\boxed{}` (the benchmark gsm-mini);
-    - `number`: a number, compared exactly as a fraction;
-    - `math`: any answer to a MATH problem. Last, math-verify compares formulas in processes that can be killed.
+    `integer` takes a whole number in the last closed `\boxed{}`, `number` any number, and `math` any answer to a MATH
+    problem. math-verify compares formulas in processes that can be killed.
 
     >>> with Grading("number") as grading:
     ...     grading.grade("So she pays $18 a day. The answer is $18.", "18").status
@@ -124,9 +123,7 @@ class Grading(AbstractContextManager["Grading"]):
         return self._workers.worker_ids()
 
     def check_gold(self, gold: str) -> str:
-        r"""Return the gold answer as the grader compares it.
-
-        For a full solution, this is the content of its last box or the text after `####`.
+        r"""Return the gold answer as the grader compares it: of a solution, what is in its last box or behind `####`.
 
         Raises:
             UsageError: the text is not a gold answer of this kind.
@@ -205,16 +202,6 @@ _HUGE = re.compile(
 )
 _DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
-
-
-def extract_answer(text: str) -> str | None:
-    r"""Return the content of the last closed `\boxed{...}`; None if there is none.
-
-    >>> extract_answer(r"\boxed{1} or \boxed{\frac{1}{2}} or \boxed{3")
-    '\\frac{1}{2}'
-    """
-    boxes = closed_boxes(text)
-    return text[boxes[-1][1] : boxes[-1][2]].strip() if boxes else None
 
 
 @lru_cache(maxsize=4096)

@@ -2,9 +2,9 @@
 
 import re
 
-_OPEN = "<think> <thinking> <thought> <reasoning> <seed:think> [THINK] ◁think▷ <|begin_of_thought|> <|channel|>analysis".split()
-_CLOSE = [tag.replace("<", "</", 1) for tag in _OPEN[:5]]
-_CLOSE += ["[/THINK]", "◁/think▷", "<|end_of_thought|>", "<|channel|>final<|message|>"]
+_OPEN = ["<think>", "<thinking>", "<thought>", "<reasoning>", "<seed:think>", "[THINK]", "◁think▷"]
+_CLOSE = [f"{tag[0]}/{tag[1:]}" for tag in _OPEN] + ["<|end_of_thought|>", "<|channel|>final<|message|>"]
+_OPEN += ["<|begin_of_thought|>", "<|channel|>analysis"]
 _TAG = re.compile("|".join(map(re.escape, (*_CLOSE, *_OPEN))))
 
 

@@ -1,8 +1,8 @@
 """Worker program that compares formulas by computer algebra, with one line of JSON per question and per reply.
 
-This file imports nothing from stepspec, so that it starts fast. It reads formulas only with the LaTeX grammar of
-math-verify. Sympy's own parser evaluates its input as Python, so it is disabled. The process cannot start another one,
-open a socket or open a file for writing, and has limits for time and memory.
+It imports nothing from stepspec, so that it starts fast. It reads formulas with the LaTeX grammar of math-verify alone:
+sympy's own parser, which evaluates its input as Python, is disabled. The process has limits for time and memory, and
+cannot start another one, open a socket or open a file for writing.
 """
 
 import json
@@ -45,27 +45,20 @@ def main() -> None:
         reply(verdict)
 
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
-
-
 def _disable_eval() -> None:
     """Make numbers the only text that sympy parses.
 
     `sympify` passes text to `parse_expr`, which ends in a call of `eval`. Even `sympy.Number("12")`, which the LaTeX
     grammar uses for its numbers, takes this path.
     """
-    # `simplify` needs this module, which parses text during its import, so import it before disabling the parser.
-    import sympy.physics.units  # noqa: F401
-    from sympy import Integer, Rational
+    import sympy.physics.units  # noqa: F401  # parses text during its import, which `simplify` would cause later
+    from sympy import Rational
     from sympy.parsing import sympy_parser
 
     def read_number(text: str, *_: Any, **__: Any) -> Any:
-        if _INTEGER.fullmatch(text):
-            return Integer(int(text))
-        if _DECIMAL.fullmatch(text):
-            return Rational(text)  # exact, so that 1.414214 is not equal to the root of 2
-        raise ValueError("Text is not evaluated.")
+        if not re.fullmatch(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?", text):
+            raise ValueError("Text is not evaluated.")
+        return Rational(text)  # exact, so that 1.414214 is not equal to the root of 2
 
     sympy_parser.parse_expr = sympy_parser.eval_expr = read_number
 

@@ -37,13 +37,7 @@ class GradingLimits:
 
 
 class WorkerPool:
-    """A pool of at most `num_workers` processes, which start on first use. It is safe to use from several threads.
-
-    Args:
-        num_workers: the number of questions that are answered concurrently. Other threads wait.
-        limits: time and memory limits for a question.
-        start_seconds: how long a worker may take to start, in seconds.
-    """
+    """A pool of at most `num_workers` processes, which start on first use. Threads that find none idle wait for one."""
 
     def __init__(self, num_workers: int, limits: GradingLimits, *, start_seconds: float = START_SECONDS) -> None:
         self._limits = limits
@@ -55,7 +49,7 @@ class WorkerPool:
         self._closed = False
 
     def ask(self, gold: str, found: str, seconds: float) -> str:
-        """Return within `seconds` on the clock `same` or `different`, or why two formulas could not be compared:
+        """Return `same` or `different`, or why two formulas could not be compared within `seconds` on the clock:
         `timeout`, `memory`, `died`, `gold unreadable`, `answer unreadable` or a sentence.
 
         Raises:

@@ -8,7 +8,8 @@ from typing import Any
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import AnswerFrom, GraderKind, RowsTable
-from stepspec.evaluation.grade import Grading, extract_answer
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.grade.answer import closed_boxes
 from stepspec.evaluation.run.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,4})(?:\.0)?")
@@ -132,6 +133,7 @@ def _answer_in(text: str, answer_from: AnswerFrom) -> str | None:
         case "hashes":
             return text.rpartition("#### ")[2].strip()
         case "boxed":
-            boxed = extract_answer(text)
+            closed = closed_boxes(text)
+            boxed = text[closed[-1][1] : closed[-1][2]].strip() if closed else None
             open_boxes = _OPEN_BOX.findall(text)
             return boxed or (open_boxes[-1].strip().removesuffix(".") if open_boxes else None)

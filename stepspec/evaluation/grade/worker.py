@@ -16,8 +16,9 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer questions until the input ends. The first argument has the limits."""
-    limits = json.loads(sys.argv[1])
+    """Answer questions until the input ends. The arguments are the address space in bytes and the seconds to start."""
+    memory_bytes, start_seconds = int(sys.argv[1]), float(sys.argv[2])
+    signal.setitimer(signal.ITIMER_REAL, start_seconds)  # the signals of timers end the process
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries must not be mistaken for a reply
 
@@ -31,17 +32,21 @@ def main() -> None:
         reply(str(error))
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     _forbid_actions()
+    signal.setitimer(signal.ITIMER_REAL, 0)
     reply("ready")
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_VIRTUAL, limits["seconds"])  # processor time; its signal ends the process
+        gold, found, processor_seconds, clock_seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_VIRTUAL, processor_seconds)
+        signal.setitimer(signal.ITIMER_REAL, clock_seconds)
         try:
-            verdict = algebra.compare(*json.loads(line))
+            verdict = algebra.compare(gold, found)
         except MemoryError:
             verdict = "memory"
         except Exception as error:
             verdict = f"The formulas could not be compared ({type(error).__name__})."
+        signal.setitimer(signal.ITIMER_REAL, 0)
         reply(verdict)
 
 

@@ -3,20 +3,18 @@
 import json
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
 
 MAX_TRIES = 3
-"""Tries of a question whose worker died for an unrelated reason."""
+"""Tries of a start and of a question, if the worker dies for an unrelated reason."""
 START_SECONDS = 60.0
 
 
@@ -55,21 +53,21 @@ class WorkerPool:
         Raises:
             StepSpecError: no worker can start, or the pool is closed.
         """
-        worker = self._slots.get()
+        worker, verdict = self._slots.get(), "died"
         try:
-            for _ in range(MAX_TRIES):
+            for _ in range(MAX_TRIES if seconds > 0 else 0):
                 idle, worker = worker, None  # a worker that does not start is not put back
                 worker = idle or self._started()
-                verdict = worker.ask(gold, found, seconds)
+                verdict = worker.ask(gold, found, self._limits.seconds, seconds)
                 if verdict not in ("timeout", "memory", "died"):
-                    return verdict
+                    break
                 self._discard(worker)
                 worker = None
                 if verdict != "died":
-                    return verdict
-            return "died"
+                    break
         finally:
             self._slots.put(worker)
+        return verdict if seconds > 0 else "timeout"
 
     def close(self) -> None:
         """Stop all workers. Threads that still wait get a StepSpecError."""
@@ -82,18 +80,22 @@ class WorkerPool:
         return [worker.pid for worker in [*self._alive]]
 
     def _started(self) -> "_Worker":
-        worker = _Worker(self._limits)
-        self._alive.append(worker)
-        verdict = "closed" if self._closed else worker.reply(time.monotonic() + self._start_seconds)
-        if verdict == "ready" and not self._closed:
-            return worker
-        self._discard(worker)
-        if self._closed:
-            raise StepSpecError("An answer was still being graded when grading was closed.")
-        if verdict == "timeout":
-            raise StepSpecError(f"A grading worker took more than {self._start_seconds:g} s to start.")
+        verdict = "died"
+        for _ in range(MAX_TRIES):
+            worker = _Worker(self._limits.memory_bytes, self._start_seconds)
+            self._alive.append(worker)
+            verdict = "closed" if self._closed else worker.reply()
+            if verdict == "ready" and not self._closed:
+                return worker
+            self._discard(worker)
+            if self._closed:
+                raise StepSpecError("An answer was still being graded when grading was closed.")
+            if verdict != "died":
+                break
         if verdict == "died":
             raise StepSpecError("A grading worker ended while it started. Check the free memory.")
+        if verdict == "timeout":
+            raise StepSpecError(f"A grading worker took more than {self._start_seconds:g} s to start.")
         raise StepSpecError(f"Symbolic grading needs math-verify: {install_command('eval')} ({verdict}).")
 
     def _discard(self, worker: "_Worker") -> None:
@@ -103,43 +105,35 @@ class WorkerPool:
             worker.communicate()
 
 
-class _Worker(subprocess.Popen[bytes]):
-    """One worker process. One thread uses it at a time, but any thread may kill it."""
+class _Worker(subprocess.Popen[str]):
+    """One worker process. One thread uses it at a time, but any thread may kill it. It kills itself by its own timers."""
 
-    def __init__(self, limits: GradingLimits) -> None:
+    def __init__(self, memory_bytes: int, start_seconds: float) -> None:
         # `-P` and a path, so that a module in the user's folder cannot replace a library. A separate session shields
         # the worker from Ctrl-C. It exits when its input closes, at the latest when this process exits. The hash seed
         # is fixed because sympy's results may depend on the order of sets.
         super().__init__(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), json.dumps(asdict(limits))],
+            [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), f"{memory_bytes}", f"{start_seconds}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            encoding="utf-8",
             start_new_session=True,
         )
 
-    def ask(self, gold: str, found: str, seconds: float) -> str:
+    def ask(self, *question: str | float) -> str:
         """Return the reply to a question. After `timeout` and `died`, the worker has no further use."""
-        assert self.stdin is not None
         try:
-            self.stdin.write(json.dumps([gold, found]).encode() + b"\n")
-            self.stdin.flush()
+            print(json.dumps(question), file=self.stdin, flush=True)
         except OSError:
             return "died"
-        return self.reply(time.monotonic() + seconds)
+        return self.reply()
 
-    def reply(self, deadline: float) -> str:
+    def reply(self) -> str:
         """Return the next line of the worker."""
         assert self.stdout is not None
-        line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return "timeout"
-                more = os.read(self.stdout.fileno(), 65_536)
-                if not more:
-                    return "timeout" if self.wait() == -signal.SIGVTALRM else "died"
-                line += more
-        return json.loads(line)
+        line = self.stdout.readline()
+        if line.endswith("\n"):
+            return json.loads(line)
+        return "timeout" if self.wait() in (-signal.SIGVTALRM, -signal.SIGALRM) else "died"

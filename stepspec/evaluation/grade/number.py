@@ -88,23 +88,15 @@ def _repeating(match: re.Match[str]) -> str:
     return f"{int(first + once + repeated) - int(first + once or '0')}/{(10 ** len(repeated) - 1) * 10 ** len(once)}"
 
 
-_IN_WORDS = re.compile(rf"(?:\b(?:{'|'.join(_VALUES)}|hundred|thousand|million)\b[\s-]*(?:and\s+)?)+", re.IGNORECASE)
+_IN_WORDS = re.compile(rf"^(-?)((?:\w+ty[ -])?(?:{'|'.join(_VALUES)})|an?(?= (?:{SCALE})))\b", re.IGNORECASE)
 
 
 def _words_in_digits(text: str) -> str:
-    """Return a text with the number words at its start as digits: `-4` for `negative four`."""
-    text = re.sub(r"^(?:negative|minus)\s+", "-", text, flags=re.IGNORECASE)
-    sign, text = ("-", text[1:]) if text[:1] == "-" else ("", text)
-    text = re.sub(r"^an?\s+(?=dozen|hundred|thousand|million)", "one ", text, flags=re.IGNORECASE)
-    if match := _IN_WORDS.match(text):
-        total = part = 0
-        for word in re.findall(r"[a-z]+", match[0].lower()):
-            if word in ("thousand", "million"):
-                total, part = total + (part or 1) * SCALES[word], 0
-            else:
-                part = (part or 1) * 100 if word == "hundred" else part + _VALUES.get(word, 0)
-        text = f"{total + part} {text[match.end() :]}".strip()
-    return sign + text
+    """Return a text with the number word at its start as digits: `-4` for `negative four`, `15 hundred`."""
+    text = re.sub(r"^(?:negative|minus) ", "-", text, flags=re.IGNORECASE)
+    return _IN_WORDS.sub(
+        lambda word: f"{word[1]}{sum(_VALUES.get(each, 0) for each in re.split('[ -]', word[2].lower())) or 1}", text
+    )
 
 
 @lru_cache(maxsize=4096)

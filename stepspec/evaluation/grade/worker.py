@@ -43,7 +43,7 @@ def main() -> None:
         try:
             verdict = algebra.compare(gold, found)
         except MemoryError:
-            verdict = "memory"
+            verdict = "Comparing the answer took too much memory."
         except Exception as error:
             verdict = f"The formulas could not be compared ({type(error).__name__})."
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -88,13 +88,13 @@ class _Algebra:
             self.compare(formula, f"{formula}+0")
 
     def compare(self, gold: str, found: str) -> str:
-        """Return `same`, `different`, `gold unreadable` or `answer unreadable`."""
+        """Return `same`, `different` or why they cannot be compared."""
         expected = self._read(gold)
         if expected is None:
-            return "gold unreadable"
+            return "The gold answer cannot be read as a formula."
         answer = self._read(found)
         if answer is None:
-            return "answer unreadable"
+            return "The answer cannot be read as a formula."
         # The gold answer goes first, because math-verify's comparison is not symmetric.
         same = self._verify(expected, answer, allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True)
         return "same" if same else "different"

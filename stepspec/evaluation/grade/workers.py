@@ -48,26 +48,26 @@ class WorkerPool:
 
     def ask(self, gold: str, found: str, seconds: float) -> str:
         """Return `same` or `different`, or why two formulas could not be compared within `seconds` on the clock:
-        `timeout`, `memory`, `died`, `gold unreadable`, `answer unreadable` or a sentence.
+        `timeout` or a sentence.
 
         Raises:
             StepSpecError: no worker can start, or the pool is closed.
         """
-        worker, verdict = self._slots.get(), "died"
+        worker = self._slots.get()
         try:
-            for _ in range(MAX_TRIES if seconds > 0 else 0):
+            for _ in range(MAX_TRIES):
                 idle, worker = worker, None  # a worker that does not start is not put back
                 worker = idle or self._started()
                 verdict = worker.ask(gold, found, self._limits.seconds, seconds)
-                if verdict not in ("timeout", "memory", "died"):
-                    break
+                if verdict not in ("timeout", "died"):
+                    return verdict
                 self._discard(worker)
                 worker = None
-                if verdict != "died":
-                    break
+                if verdict == "timeout":
+                    return verdict
+            return "The process that compares formulas ended again and again."
         finally:
             self._slots.put(worker)
-        return verdict if seconds > 0 else "timeout"
 
     def close(self) -> None:
         """Stop all workers. Threads that still wait get a StepSpecError."""

@@ -1,5 +1,6 @@
 r"""Find the answer in a text: the last box, else the text behind `####`, in `<answer>` or behind an answer phrase, else
 the last number. What a formula does to its box belongs to the answer: `-\boxed{6}` is -6, `\boxed{6}\pi` is 6 pi.
+Nothing in the thinking is an answer, even if its block is not closed.
 """
 
 import re
@@ -7,10 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+from stepspec.evaluation.grade import prose
 from stepspec.evaluation.grade.latex import cleaned
-from stepspec.evaluation.grade.prose import DENIES, is_changed, is_condition, is_denied, is_taken_back
-from stepspec.evaluation.grade.prose import last_number, named_number, plain
-
 
 FoundBy = Literal["box", "hashes", "phrase", "last number"]
 MAX_TOGETHER = 20
@@ -37,10 +36,10 @@ def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
     """
     text = re.sub(r"<<[^<>\n]{0,200}>>", "", text)  # GSM8K's calculations
     found = _boxed(text) or _stated(text, cut_short)
-    if found or cut_short or not numbers or not (last := last_number(text)):
+    if found or cut_short or not numbers or not (last := prose.last_number(text)):
         return found
     number, behind = last
-    return Found(number, "last number", denied=is_taken_back(behind, number))
+    return Found(number, "last number", denied=prose.is_taken_back(behind, number))
 
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
@@ -77,14 +76,18 @@ def _boxed(text: str) -> Found | None:
     joined = [boxes[-1]]
     for box in reversed(boxes[-MAX_TOGETHER:-1]):
         between = text[box[3] : joined[-1][0]]
-        bare = plain(between[:_NEAR]).strip()
+        bare = prose.plain(between[:_NEAR]).strip()
         if len(between) > _NEAR or not _JOINS.fullmatch(bare):
             break
         joined.append(box)
     others = tuple(text[box[1] : box[2]].strip() for box in joined[:0:-1])
     before = "" if others else text[max(0, start - _NEAR) : start]
     behind, content = text[end : end + _NEAR], text[first:last].strip()
-    denied = is_denied(before) or is_changed(behind, content) or is_taken_back(text[end : end + _FAR], content)
+    denied = (
+        prose.is_denied(before)
+        or prose.is_changed(behind, content)
+        or prose.is_taken_back(text[end : end + _FAR], content)
+    )
     return Found(_in_formula(before, content, behind), "box", others, denied)
 
 
@@ -148,7 +151,7 @@ def _stated(text: str, cut_short: bool) -> Found | None:
             end = re.search(stop, rest)
             answer, behind = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
-            heading = by == "hashes" and behind.strip() and not named_number(cleaned(answer))
+            heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
                 return Found(answer, by, denied=_is_denied_statement(text[: match.start()], match[0], answer, behind))
             if by == "phrase":
@@ -157,7 +160,38 @@ def _stated(text: str, cut_short: bool) -> Found | None:
 
 
 def _is_denied_statement(before: str, phrase: str, answer: str, behind: str) -> bool:
-    before, start = before[-_NEAR:], plain(answer)
-    is_supposed = "would" in phrase and is_condition(before)
-    is_not = DENIES.match(start) is not None or start.startswith("n't") or behind[:1] == "?" or is_supposed
-    return is_not or is_denied(before) or is_denied(f"{before} it is ") or is_taken_back(behind, answer)
+    before, start = before[-_NEAR:], prose.plain(answer)
+    is_supposed = "would" in phrase and prose.is_condition(before)
+    is_not = prose.DENIES.match(start) is not None or start.startswith("n't") or behind[:1] == "?" or is_supposed
+    return (
+        is_not or prose.is_denied(before) or prose.is_denied(f"{before} it is ") or prose.is_taken_back(behind, answer)
+    )
+
+
+_OPEN = ["<think>", "<thinking>", "<thought>", "<reasoning>", "<seed:think>", "[THINK]", "◁think▷"]
+_CLOSE = [f"{tag[0]}/{tag[1:]}" for tag in _OPEN] + ["<|end_of_thought|>", "<|channel|>final<|message|>"]
+_OPEN += ["<|begin_of_thought|>", "<|channel|>analysis"]
+_TAG = re.compile("|".join(map(re.escape, (*_CLOSE, *_OPEN))))
+
+
+def without_thinking(text: str, max_chars: int) -> str:
+    """Return the text outside think tags in the last `max_chars` characters.
+
+    A closing tag without an opening tag ends thinking that the chat template opened before the text.
+    """
+    cut = max(0, len(text) - max_chars)
+    # A tag that the cut splits counts as a tag before the cut.
+    opened, closed = (
+        max(text.rfind(tag, 0, cut + len(tag) - 1) for tag in tags) if cut else -1 for tags in (_OPEN, _CLOSE)
+    )
+    thinking, start = opened > closed, cut
+    outside: list[str] = []
+    for tag in _TAG.finditer(text, cut):
+        if tag[0] in _CLOSE:
+            if not thinking:
+                outside.clear()
+            thinking, start = False, tag.end()
+        elif not thinking:
+            outside.append(text[start : tag.start()])
+            thinking = True
+    return "\n\n".join([*outside, "" if thinking else text[start:]])

@@ -1,10 +1,10 @@
-"""Compare two answers as text, choices, times, numbers and words. What is left goes to computer algebra, by its form."""
+"""Compare two answers as text, choices, times, numbers and words. What is left goes to computer algebra by its form."""
 
 import re
 from collections.abc import Callable
 from typing import Literal
 
-from stepspec.evaluation.grade.latex import WORDS, cleaned, text_key
+from stepspec.evaluation.grade.latex import WORDS, cleaned, listed, text_key
 from stepspec.evaluation.grade.number import is_unit, read_number
 from stepspec.evaluation.grade.prose import DENIES, PART, named_number
 
@@ -104,19 +104,19 @@ def _choices(gold: str, found: str) -> bool | None:
     return choice and bool(other and choice[1] == other[1])
 
 
-# Each line has units that are compared, with every way to write them.
+# The units that are compared, with every way to write them.
 _UNITS = {
-    way: ways.split()[0]
-    for ways in """mm millimeter millimeters; cm centimeter centimeters; m meter meters; km kilometer kilometers; mg;
-    in inch inches; ft feet foot; yd yard yards; mi mile miles; g gram grams; kg kilogram kilograms; oz ounce ounces; mph;
-    lb lbs pound pounds; mL ml milliliters; L l liter liters; gallon gallons; s sec second seconds; min minute minutes;
-    h hr hour hours; day days; week weeks; month months; year years; cent cents; USD dollar dollars;
-    circ deg degree degrees; rad radian radians""".split(";")
-    for way in ways.split()
+    way: ways.partition("/")[0]
+    for ways in listed(
+        """mm/millimeter/millimeters cm/centimeter/centimeters m/meter/meters km/kilometer/kilometers in/inch/inches mph
+        ft/feet/foot yd/yard/yards mi/mile/miles mg g/gram/grams kg/kilogram/kilograms oz/ounce/ounces lb/lbs/pound/pounds
+        mL/ml/milliliters L/l/liter/liters gallon/gallons s/sec/second/seconds min/minute/minutes h/hr/hour/hours day/days
+        week/weeks month/months year/years cent/cents USD/dollar/dollars circ/deg/degree/degrees rad/radian/radians"""
+    )
+    for way in ways.split("/")
 }
-_UNIT = re.compile(
-    r"(?<=[\da-zA-Z})!])\s*(?:\^?\\circ|((?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2})(?:\s*\^\s*\{?-?\d\}?)?)$"
-)
+_WORDS_AFTER = r"(?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2}"
+_UNIT = re.compile(rf"(?<=[\da-zA-Z}})!])\s*(?:\^?\\circ|({_WORDS_AFTER})(?:\s*\^\s*\{{?-?\d\}}?)?)$")
 
 
 def split_unit(clean: str) -> tuple[str, str | None]:
@@ -131,12 +131,11 @@ def split_unit(clean: str) -> tuple[str, str | None]:
 
 
 def _units(gold: str, found: str) -> bool | None:
-    units = {split_unit(gold)[1], split_unit(found)[1]} - {None}
-    return False if len(units) > 1 else None
+    return False if len({split_unit(gold)[1], split_unit(found)[1]} - {None}) > 1 else None
 
 
 _WORDS_ONLY = re.compile(r"(?:\d{1,2} (?=[A-Z]))?[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
-_LEFT_OUT = frozenset(["the", "a", "an", "on", "in", "at", "is", "it", "s", "and"])
+_LEFT_OUT = listed("the a an on in at is it s and")
 
 
 def _words_of(clean: str) -> list[str] | None:
@@ -151,8 +150,7 @@ def _words_of(clean: str) -> list[str] | None:
 
 
 _TOKEN = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|\\.|\band\b|\bor\b|.", re.DOTALL)
-_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle"])
-_CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle"])
+_OPENING, _CLOSING = ("(", "[", "{", r"\{", r"\langle"), (")", "]", "}", r"\}", r"\rangle")
 
 
 def _split(text: str, separators: str = ", ; and or") -> list[str]:
@@ -174,8 +172,8 @@ _RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
 
 
 def _rewritten(clean: str) -> str:
-    r"""Return an answer in the forms that computer algebra reads: intervals for inequalities, `)` for `[` at the end of an
-    interval, both values for `\pm`, a point for values with names, and angles in radians."""
+    r"""Return an answer in forms that computer algebra reads: intervals for inequalities, `)` for `[` at their end, both
+    values for `\pm`, a point for values with names, and angles in radians."""
     text = _SUCH_THAT.sub(r"\1", clean)
     sides = [_interval(each) for each in _split(text, "or")]
     if len(sides) > 1 and all(side[:1] in ("(", "[") for side in sides):

@@ -1,8 +1,8 @@
 r"""Text grading: find the answer, compare it exactly, and use computer algebra only where that is not enough.
 
 The rules, with examples: grader, gold answer, text, and whether it is correct or refused, which is any other status.
-`all` is every grader. The tests are made from this table. An answer is *strict* if it stands in a box, behind #### or in
-<answer>, or is stated ("the answer is"); the *flexible* reading then also takes the last number of a text.
+`all` is every grader. The tests are made from this table. The *strict* reading takes an answer in a box, behind ####, in
+<answer> or stated ("the answer is"); the *flexible* one then takes the last number of a text.
     all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
     all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
     number :: 18 :: #### **18** cups :: correct
@@ -57,12 +57,11 @@ from time import monotonic
 from typing import Literal, get_args
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.grade.answer import Found, FoundBy, find_answer
+from stepspec.evaluation.grade.answer import Found, FoundBy, find_answer, without_thinking
 from stepspec.evaluation.grade.compare import DecidedBy, compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
 from stepspec.evaluation.grade.prose import number_in
-from stepspec.evaluation.grade.thinking import without_thinking
 from stepspec.evaluation.grade.workers import GradingLimits, WorkerPool
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]

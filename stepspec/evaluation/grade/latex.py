@@ -8,29 +8,33 @@ import re
 import unicodedata
 from functools import lru_cache
 
-_NAMED = """π pi ∞ infty θ theta α alpha β beta γ gamma λ lambda μ mu φ phi ω omega ± pm √ sqrt ≤ leq ≥ geq ≠ neq ≈ approx
-∈ in ∪ cup ∩ cap ∅ emptyset × cdot · cdot ⋅ cdot""".split()
-_SIGNS = {sign: rf"\{name} " for sign, name in zip(_NAMED[::2], _NAMED[1::2], strict=True)}
-_SIGNS |= (
-    dict.fromkeys("−–‐‑﹣－", "-")
-    | dict.fromkeys("\u00a0\u202f\u2007\u200a\u3000", "\u2009")
-    | dict.fromkeys("÷⁄∕", "/")
+
+def listed(text: str) -> list[str]:
+    """Return the words of a list."""
+    return text.split()
+
+
+_NAMED = listed(
+    """π pi ∞ infty θ theta α alpha β beta γ gamma λ lambda μ mu φ phi ω omega ± pm √ sqrt ≤ leq ≥ geq ≠ neq ≈ approx ∈ in
+    ∪ cup ∩ cap ∅ emptyset × cdot · cdot ⋅ cdot"""
 )
-_SIGNS |= dict.fromkeys("\u200b\ufeff\u2060", "") | dict(zip("％“”‘’（）。＝ℝℤℕℚ", "%\"\"''().=RZNQ", strict=True))
-_SIGNS |= {"，": ", ", "°": r"^\circ "}
+_SIGNS = {sign: rf"\{name} " for sign, name in zip(_NAMED[::2], _NAMED[1::2], strict=True)}
+_SIGNS |= dict.fromkeys("−–‐‑﹣－", "-") | dict.fromkeys("\u00a0\u202f\u2007\u200a\u3000", "\u2009")
+_SIGNS |= dict.fromkeys("\u200b\ufeff\u2060", "") | dict.fromkeys("÷⁄∕", "/") | {"，": ", ", "°": r"^\circ "}
+_SIGNS |= dict(zip("％“”‘’（）。＝ℝℤℕℚ", "%\"\"''().=RZNQ", strict=True))
 _SIGNS |= {sign: rf"\frac{{{up}}}{{{low}}}" for sign, up, low in zip("½¼¾⅓⅔", "11312", "24433", strict=True)}
 _UNICODE = str.maketrans(_SIGNS)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _RENAMED = {
     name: new
-    for names, new in {
-        "dfrac tfrac cfrac": r"\frac", "dbinom tbinom": r"\binom", "le leqslant leqq": r"\leq ", "ne": r"\neq ", "lt": "<",
-        "ge geqslant geqq": r"\geq ", "gt": ">", "times ast": r"\cdot ", "div": "/", "lbrace lcurly": r"\{",
-        "rbrace rcurly": r"\}", "lvert rvert vert mid": "|", "varnothing": r"\emptyset ", "ldots dots cdots": "...",
-        "degree": r"^\circ ", "lor vee": r"\text{or}", "land wedge": r"\text{and}",
-        "quad qquad thinspace enspace medspace": " ",
-        "left right middle displaystyle textstyle limits rm bf it euro pounds": "", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr": "",
-    }.items()
+    for new, names in [
+        (r"\frac", "dfrac tfrac cfrac"), (r"\binom", "dbinom tbinom"), (r"\leq ", "le leqslant leqq"), (r"\neq ", "ne"),
+        (r"\geq ", "ge geqslant geqq"), (r"\cdot ", "times ast"), (r"\{", "lbrace lcurly"), (r"\}", "rbrace rcurly"),
+        ("<", "lt"), (">", "gt"), ("/", "div"), ("|", "lvert rvert vert mid"), (r"\emptyset ", "varnothing"),
+        ("...", "ldots dots cdots"), (r"^\circ ", "degree"), (r"\text{or}", "lor vee"), (r"\text{and}", "land wedge"),
+        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf it"),
+        ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr euro pounds"),
+    ]
     for name in names.split()
 }  # fmt: skip
 _STYLES = r"\\(?:(?:text|math)(?:bf|it|sf|normal)|boldsymbol|bm|pmb|underline|emph|boxed|fbox)\s*\{([^{}]*)\}"

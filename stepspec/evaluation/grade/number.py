@@ -5,31 +5,30 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from stepspec.evaluation.grade.latex import WORDS
+from stepspec.evaluation.grade.latex import WORDS, listed
 
 MAX_EXPONENT = 400
 """Largest exponent that is read. Larger numbers are not plausible answers and cost memory."""
 SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
 SCALES |= {"billion": 10**9, "bn": 10**9, "trillion": 10**12}
 SCALE = rf"(?:{'|'.join(scale for scale in SCALES if scale != 'k')})s?"
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-)
-_VALUES = {word: value for value, word in enumerate(f"{_ONES} eighteen nineteen".split())}
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_VALUES |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
+_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_VALUES = {
+    word: value for value, word in enumerate(listed(f"zero one two three four five six seven eight nine {_TEENS}"))
+}
+_VALUES |= {f"{word}ty": 10 * value for value, word in enumerate(listed("twen thir for fif six seven eigh nine"), 2)}
 PARTS = r"(?:hal(?:f|ves)|(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|(?:hundred|thousand)th)s?)"
 AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
-CHANGES = frozenset(
+CHANGES = listed(
     """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
     pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos
     tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about
-    approximately roughly twice""".split()
+    approximately roughly twice"""
 )
 """Words behind a number that deny it or make another number of it, beside those of `AMOUNT`."""
-SHORT = frozenset(
-    """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm sq cu
-    cc hp am pm AM PM st nd rd th yr yrs pts""".split()
+SHORT = listed(
+    """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm sq
+    cu cc hp am pm AM PM st nd rd th yr yrs pts"""
 )
 """Short words and words without a vowel that are words behind a number. Others are products of unknowns: `7 xy`."""
 
@@ -56,7 +55,7 @@ class Number:
 
 _COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?!\d)")  # 1.234,56
 _GROUPED = re.compile(
-    r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}(?: \d{3})+|\d{1,3}(?:_\d{3})+|\d{1,3}(?:\.\d{3}){2,})"
+    r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}(?:([ _])\d{3})(?:\1\d{3})*|\d{1,3}(?:\.\d{3}){2,})"
     r"(?![\d,]\d)"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")

@@ -121,7 +121,9 @@ _LEFT = _any(
 )
 _CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
 _RIGHT_WORDS = "|".join(
-    sorted(number.CHANGES - {"and", "to", "but", "less", "more", "fewer", "short", "below", "above", "under", "over"})
+    sorted(
+        {*number.CHANGES} - {"and", "to", "but", "less", "more", "fewer", "short", "below", "above", "under", "over"}
+    )
 )
 _CHANGED_RIGHT = _pattern(
     rf" ?(?:(?:{_RIGHT_WORDS}|out of|(?:and|but) (?:an?|some|not))\b|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|(?:to|through|over) \d"

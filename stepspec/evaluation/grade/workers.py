@@ -106,7 +106,7 @@ class WorkerPool:
 
 
 class _Worker(subprocess.Popen[str]):
-    """One worker process. One thread uses it at a time, but any thread may kill it. It kills itself by its own timers."""
+    """One worker process, which its own timers end. One thread uses it at a time, but any thread may kill it."""
 
     def __init__(self, memory_bytes: int, start_seconds: float) -> None:
         # `-P` and a path, so that a module in the user's folder cannot replace a library. A separate session shields

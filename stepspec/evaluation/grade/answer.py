@@ -161,7 +161,9 @@ def _stated(text: str, cut_short: bool) -> Found | None:
 
 def _is_denied_statement(before: str, phrase: str, answer: str, behind: str) -> bool:
     before, start = before[-_NEAR:], prose.plain(answer)
-    is_supposed = "would" in phrase and prose.is_condition(before)
+    is_supposed = (
+        "would" in phrase and re.search(r"(?i:(?:^|[.!?\n])\W*(?:if|suppose))\b[^.!?\n]*$", before) is not None
+    )
     is_not = prose.DENIES.match(start) is not None or start.startswith("n't") or behind[:1] == "?" or is_supposed
     return (
         is_not or prose.is_denied(before) or prose.is_denied(f"{before} it is ") or prose.is_taken_back(behind, answer)

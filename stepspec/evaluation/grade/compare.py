@@ -18,13 +18,18 @@ def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
     gold, found = cleaned(gold), cleaned(found)
     if text_key(gold) == text_key(found):
         return True, "text"
+    if re.fullmatch(r"\d\d?:\d\d", gold):
+        found = re.sub(r"\s*(?:\\text\{)?\s*[apAP]\.?\s?[mM]\.?\}?$", "", found)
     if "=" not in gold:
         gold, found = value_of(gold), value_of(found)
     elif "=" not in found and re.fullmatch(rf"{_LETTER}(?:\([^()]*\))?", gold.partition("=")[0].strip()):
         gold = value_of(gold)
-    for rule in (_times, _choices, _in_bases, _units):
-        if (decided := rule(gold, found)) is not None:
-            return decided, "text"
+    for read in (_time, _choice, _in_base):
+        wanted, given = read(gold), read(found)
+        if wanted or (given and read is _in_base):
+            return wanted == given, "text"
+    if len({split_unit(gold)[1], split_unit(found)[1]} - {None}) > 1:
+        return False, "text"
     expected, number = read_number(gold), read_number(found)
     if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text", found):
         number = named_number(found)
@@ -71,37 +76,30 @@ def value_of(clean: str) -> str:
     return clean if any(re.search(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", part) for part in bare) else last
 
 
-_TIME = re.compile(r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*(?:([ap])\s*\.?\s*m\.?)?", re.IGNORECASE)
-
-
-def _times(gold: str, found: str) -> bool | None:
-    """Compare times of a day. The answer has its half of the day if the gold answer has it."""
-    time, other = (_TIME.fullmatch(WORDS.sub(r" \1", each).strip()) for each in (gold, found))
-    if not time or not (time[3] or (time[2] and other and other[3])):
-        return None
-    (hour, half), (given, given_half) = (
-        (each and int(each[1]) * 60 + int(each[2] or 0), each and (each[3] or "").lower()) for each in (time, other)
+def _time(clean: str) -> tuple[int, str] | None:
+    """Return the minutes and the half of the day."""
+    time = re.fullmatch(
+        r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*([ap])\s?\.?\s?m\.?", WORDS.sub(r" \1", clean).strip(), re.IGNORECASE
     )
-    return hour == given and half in ("", given_half)
-
-
-_BASES = {word: str(base) for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight"], 2)}
-_IN_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
-
-
-def _in_bases(gold: str, found: str) -> bool | None:
-    matches = [_IN_BASE.fullmatch(each) for each in (gold, found)]
-    digits = [match and (match[1], _BASES.get(match[2], match[2])) for match in matches]
-    return digits[0] == digits[1] if any(matches) else None
+    return (int(time[1]) * 60 + int(time[2] or 0), time[3].lower()) if time else None
 
 
 _SECOND = r"\([A-J]\)|\b(?:and|or|n?not?|wrong|incorrect|false)\b|[&?]|(?<![A-Za-z])[B-HJ](?![A-Za-z'])"
 _CHOICE = re.compile(rf"(?i:option|choice|answer)?\s*\(?\s*([A-J])\s*(?:\)?|[).:](?!.*(?:{_SECOND})).+)")
 
 
-def _choices(gold: str, found: str) -> bool | None:
-    choice, other = (_CHOICE.fullmatch(WORDS.sub(r"\1", each).strip()) for each in (gold, found))
-    return choice and bool(other and choice[1] == other[1])
+def _choice(clean: str) -> str | None:
+    choice = _CHOICE.fullmatch(WORDS.sub(r"\1", clean).strip())
+    return choice and choice[1]
+
+
+_BASES = {word: str(base) for base, word in enumerate(listed("two three four five six seven eight"), 2)}
+_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
+
+
+def _in_base(clean: str) -> tuple[str, str] | None:
+    match = _BASE.fullmatch(clean)
+    return match and (match[1], _BASES.get(match[2], match[2]))
 
 
 # The units that are compared, with every way to write them.
@@ -128,10 +126,6 @@ def split_unit(clean: str) -> tuple[str, str | None]:
     if not match or is_angle or not is_unit(words) or not (unit or r"\text" in match[0] or "unit" in words):
         return clean, None
     return clean[: match.start()].strip() or clean, unit
-
-
-def _units(gold: str, found: str) -> bool | None:
-    return False if len({split_unit(gold)[1], split_unit(found)[1]} - {None}) > 1 else None
 
 
 _WORDS_ONLY = re.compile(r"(?:\d{1,2} (?=[A-Z]))?[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")

@@ -4,45 +4,37 @@ The rules, with examples: grader, gold answer, text, and whether it is correct o
 `all` is every grader. The tests are made from this table. The *strict* reading takes an answer in a box, behind ####, in
 <answer> or stated ("the answer is"); the *flexible* one then takes the last number of a text.
     all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
-    all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
     number :: 18 :: #### **18** cups :: correct
     number :: 18 :: He sold 2 eggs, so he has **18** eggs left. :: correct
 Boxes with nothing but separators between them are one answer. What a formula does to its box belongs to the answer.
     math   :: 12, 13 :: \boxed{12} and \boxed{13} :: correct
     all    :: -6 :: So $x = -\boxed{6}$. :: correct
     all    :: 6 :: $\boxed{6}\pi$ :: refused
-    all    :: 6 :: $x > \boxed{6}$ :: refused
     all    :: 6 :: $2x = 5 + 1 = \boxed{6}$ :: correct
 What is denied is what the text says plainly. Words behind a number are its unit, unless they make another number of it.
     all    :: 6 :: at least \boxed{6} more than Ann, in $\text{cm}^2$ :: correct
     all    :: 6 :: \boxed{6} dozen :: refused
-    all    :: 6 :: \boxed{6} or 7 :: refused
     all    :: 6 :: It is not \boxed{6}. :: refused
     all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
     all    :: 6 :: \boxed{6}. This is wrong if prices change. It is not necessary to simplify. :: correct
     all    :: 7 :: \boxed{7 xyz} :: refused
-    math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
 Styles, currencies and degrees are left out. Digits are one number only with marks of grouping between them.
     all    :: 1200 :: \boxed{\textbf{(\$1{,}200.00)}^\circ} :: correct
     all    :: 1200 :: \boxed{(1,200)} :: refused
 A sentence answers with its number if it names one and does nothing to it; an equation, if it is solved.
     all    :: 34 :: \boxed{\text{The largest } n \text{ is } 34.} :: correct
-    number :: 15 :: The answer is 15 less than the total. :: refused
     all    :: 74 :: \boxed{\angle APC = 70 + 4 = 74^\circ} :: correct
     math   :: x=5 :: \boxed{y=5} :: refused
 Values are compared exactly. A percentage is its number without the sign, and a fraction or decimal what it means. The
 grader `integer` takes digits in a box alone.
-    number :: \frac{1}{3} :: \boxed{0.\overline{3}} :: correct
     number :: \frac{1}{3} :: \boxed{0.333333} :: refused
     math   :: \sqrt{2} :: \boxed{1.41421356} :: refused
     math   :: \frac{1}{100!} :: \boxed{\frac{1}{101!}} :: refused
-    number :: 12 :: \boxed{1200\%} :: refused
     integer :: 12 :: \boxed{\frac{24}{2}} :: refused
 Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
     math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
     math   :: \pm 3 :: \boxed{x = 3 \text{ or } x = -3} :: correct
     math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
-    math   :: (1,2) :: \boxed{y=2, x=1} :: correct
 Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.
     math   :: (A) :: \boxed{(A) and (B)} :: refused
     math   :: \text{Ann and Ben} :: \boxed{\text{Ben, Ann}} :: correct

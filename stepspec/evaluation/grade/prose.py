@@ -78,11 +78,6 @@ def is_denied(before: str) -> bool:
     return bool(_BEFORE.search(clause.replace("\n", " ")))
 
 
-def is_condition(before: str) -> bool:
-    """Return whether the last sentence of a text begins with a condition."""
-    return _CONDITION.match(re.split(r"[.!?]\s|\n", plain(before).rstrip())[-1]) is not None
-
-
 def is_changed(behind: str, answer: str) -> bool:
     """Return whether the words directly behind an answer deny it, change it, or add another one."""
     behind = plain(behind.partition("\n")[0])

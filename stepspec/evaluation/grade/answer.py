@@ -120,8 +120,6 @@ def _in_formula(before: str, content: str, behind: str) -> str:
         left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
     if right.count(")") > right.count("("):
         right = right[: right.index(")")]
-    if cut in ("$", r"\(") and not left and re.search(r"[\s(=:][-−–]$", before[: stop.start()]):
-        left = "-"
     bare_left, bare_right = _BLANK.sub("", left), _BLANK.sub("", right).rstrip("([–—-")
     if (next_cut == "=" and (bare_left or bare_right)) or not (bare_left or bare_right):
         return content  # also a gap that was filled: `3 + \boxed{5} = 8`

@@ -60,6 +60,10 @@ Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
 GraderKind = Literal["integer", "number", "math"]
 MAX_ANSWER_CHARS = 200
 """Maximum length of a stored answer. The full answer is graded."""
+MAX_TEXT_CHARS = 250_000
+"""Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
+MAX_CHARS, MAX_FORMULA_CHARS = 1_000, 400
+"""Maximum lengths of an answer, and of a formula in a symbolic comparison."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Grading(AbstractContextManager["Grading"]):
         kind: the kind of the gold answers.
         last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
         num_workers: the number of processes that compare formulas concurrently. They start on first use.
-        limits: time, memory and size limits for one answer.
+        limits: time and memory limits for one answer.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Grading(AbstractContextManager["Grading"]):
         Raises:
             UsageError: the text is not a gold answer of this kind.
         """
-        return _checked_gold(gold, self._kind, self._limits.max_chars)
+        return _checked_gold(gold, self._kind)
 
     def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
         """Grade a text. The model's text never causes an exception, and grading takes at most a few seconds.
@@ -134,7 +138,7 @@ class Grading(AbstractContextManager["Grading"]):
             StepSpecError: no worker can start, or grading was closed during the call.
         """
         gold = self.check_gold(gold)
-        text = without_thinking(text, self._limits.max_text_chars)
+        text = without_thinking(text, MAX_TEXT_CHARS)
         numbers = self._last_number and (self._kind == "number" or read_number(cleaned(gold)) is not None)
         found = find_answer(text, numbers=numbers, cut_short=cut_short)
         if found is None or (self._kind == "integer" and found.by != "box"):
@@ -152,8 +156,8 @@ class Grading(AbstractContextManager["Grading"]):
 
     def _decide(self, found: Found, gold: str) -> tuple[bool, DecidedBy]:
         answers = (*found.others, found.text)
-        if sum(map(len, answers)) > self._limits.max_chars:
-            raise _Undecided("parse_error", f"The answer is longer than {self._limits.max_chars:,} characters.")
+        if sum(map(len, answers)) > MAX_CHARS:
+            raise _Undecided("parse_error", f"The answer is longer than {MAX_CHARS:,} characters.")
         if found.denied:
             return False, "text"
         if self._kind == "integer":
@@ -165,9 +169,8 @@ class Grading(AbstractContextManager["Grading"]):
         return right or (len(answers) > 1 and all(compare(gold, each, algebra)[0] for each in answers)), by
 
     def _same_formulas(self, deadline: float, gold: str, found: str) -> bool:
-        limits = self._limits
-        if max(len(gold), len(found)) > limits.max_formula_chars:
-            raise _Undecided("parse_error", f"The formula is longer than {limits.max_formula_chars:,} characters.")
+        if max(len(gold), len(found)) > MAX_FORMULA_CHARS:
+            raise _Undecided("parse_error", f"The formula is longer than {MAX_FORMULA_CHARS:,} characters.")
         if _HUGE.search(gold) or _HUGE.search(found):
             raise _Undecided("parse_error", "A value of the formula is too large to be compared.")
         verdict = self._workers.ask(gold, found, max(0.001, deadline - monotonic()))
@@ -191,15 +194,15 @@ _NO_ANSWER = "The text has no box, no answer phrase and no number that could be 
 
 
 @lru_cache(maxsize=4096)
-def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
+def _checked_gold(gold: str, kind: GraderKind) -> str:
     answer = gold.rpartition("####")[2].strip()
     if (r"\boxed" in gold or r"\fbox" in gold) and (found := find_answer(gold, numbers=False, cut_short=False)):
         answer = ", ".join((*found.others, found.text))
     shown = repr(answer[:80])
     if not cleaned(answer):
         raise UsageError("The gold answer is empty.")
-    if len(answer) > max_chars:
-        raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {max_chars:,} are read.")
+    if len(answer) > MAX_CHARS:
+        raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {MAX_CHARS:,} are read.")
     number = read_number(cleaned(answer))
     if number is None and kind == "number":
         raise UsageError(f"The gold answer {shown} is not a number.")

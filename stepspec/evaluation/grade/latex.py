@@ -1,7 +1,6 @@
-r"""Normalize the LaTeX of an answer, so that answers that look the same become the same text.
+r"""Normalize the LaTeX of an answer, so that answers that look the same become the same text. Nothing is evaluated.
 
-The rules follow the graders of MATH (D. Hendrycks et al., arXiv:2103.03874, appendix) and Minerva (A. Lewkowycz et al.,
-arXiv:2206.14858, appendix D): spacing, sizes of brackets, styles and currency signs are left out. Nothing is evaluated.
+The rules follow the graders of MATH (arXiv:2103.03874, appendix) and Minerva (arXiv:2206.14858, appendix D).
 """
 
 import re

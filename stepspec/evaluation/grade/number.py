@@ -73,18 +73,19 @@ _NUMBER = re.compile(
 )
 
 
+def _repeating(digits: re.Match[str]) -> str:
+    once, repeated = digits[2], digits[3]
+    return f"{int(digits[1] + once + repeated) - int(digits[1] + once or '0')}/{10 ** len(once + repeated) - 10 ** len(once)}"
+
+
 def in_digits(clean: str) -> str:
     r"""Return a text without the marks of LaTeX and of grouping in its numbers: `1234 1/2` for `1,234\frac{1}{2}`."""
     text = _COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", clean)
-    text = _REPEATING.sub(_repeating, _GROUPED.sub(lambda match: re.sub(r"[,._ ]", "", match[0]), text))
+    text = _GROUPED.sub(lambda match: re.sub(r"[,._ ]", "", match[0]), text)
+    text = _REPEATING.sub(_repeating, text)
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     return text
-
-
-def _repeating(match: re.Match[str]) -> str:
-    first, once, repeated = match.groups()
-    return f"{int(first + once + repeated) - int(first + once or '0')}/{(10 ** len(repeated) - 1) * 10 ** len(once)}"
 
 
 _IN_WORDS = re.compile(rf"^(-?)((?:\w+ty[ -])?(?:{'|'.join(_VALUES)})|an?(?= (?:{SCALE})))\b", re.IGNORECASE)

@@ -117,9 +117,8 @@ def _same_value(gold: Any, found: Any) -> bool:
     from sympy import MatrixBase
 
     gold, found = gold.doit(), found.doit()
-    if isinstance(gold, MatrixBase) or isinstance(found, MatrixBase):
-        shapes = getattr(gold, "shape", ()), getattr(found, "shape", ())
-        return shapes[0] == shapes[1] and all(map(_same_value, gold.flat(), found.flat()))
+    if isinstance(gold, MatrixBase):
+        return gold.equals(found) is True
     return gold == found or bool((gold - found).equals(0))
 
 

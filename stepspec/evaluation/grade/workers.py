@@ -26,12 +26,6 @@ class GradingLimits:
     """Processor seconds for a symbolic comparison. All those of an answer take at most twice as long on the clock."""
     memory_bytes: int = 2**30
     """Address space of a worker, in bytes."""
-    max_text_chars: int = 250_000
-    """Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
-    max_chars: int = 1_000
-    """Maximum length of an answer. Longer answers are not read."""
-    max_formula_chars: int = 400
-    """Maximum length of a formula in a symbolic comparison."""
 
 
 class WorkerPool:

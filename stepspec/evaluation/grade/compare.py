@@ -102,17 +102,15 @@ def _in_base(clean: str) -> tuple[str, str] | None:
     return match and (match[1], _BASES.get(match[2], match[2]))
 
 
-# The units that are compared, with every way to write them.
-_UNITS = {
-    way: ways.partition("/")[0]
-    for ways in listed(
-        """mm/millimeter/millimeters cm/centimeter/centimeters m/meter/meters km/kilometer/kilometers in/inch/inches mph
-        ft/feet/foot yd/yard/yards mi/mile/miles mg g/gram/grams kg/kilogram/kilograms oz/ounce/ounces lb/lbs/pound/pounds
-        mL/ml/milliliters L/l/liter/liters gallon/gallons s/sec/second/seconds min/minute/minutes h/hr/hour/hours day/days
-        week/weeks month/months year/years cent/cents USD/dollar/dollars circ/deg/degree/degrees rad/radian/radians"""
-    )
-    for way in ways.split("/")
-}
+# The units that are compared, each with its abbreviation.
+_UNITS = listed(
+    """millimeter mm centimeter cm meter m kilometer km inch in feet ft foot ft yard yd mile mi gram g kilogram kg ounce oz
+    pound lb liter L second s minute min hour h day day week week month month year year cent cent dollar USD degree circ
+    radian rad mph mph"""
+)
+_UNITS = dict(zip(_UNITS[::2], _UNITS[1::2], strict=True))
+
+
 _WORDS_AFTER = r"(?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2}"
 _UNIT = re.compile(rf"(?<=[\da-zA-Z}})!])\s*(?:\^?\\circ|({_WORDS_AFTER})(?:\s*\^\s*\{{?-?\d\}}?)?)$")
 
@@ -121,7 +119,8 @@ def split_unit(clean: str) -> tuple[str, str | None]:
     r"""Return a formula without its trailing unit, and the unit if it is known: `2\pi` and `cm` for `2\pi\text{ cm}^2`."""
     match = _UNIT.search(clean)
     words = WORDS.sub(r" \1 ", match[1] or " circ") if match else ""
-    unit = next((_UNITS[word] for word in words.split() if word in _UNITS), None)
+    names = (_UNITS.get(re.sub("(?<=.)e?s$", "", word), word) for word in words.split())
+    unit = next((name for name in names if name in _UNITS.values()), None)
     is_angle = unit == "circ" and re.search(r"\\(?:sin|cos|tan)", clean)
     if not match or is_angle or not is_unit(words) or not (unit or r"\text" in match[0] or "unit" in words):
         return clean, None

@@ -44,7 +44,7 @@ Of choices one is named. Words are compared as words, and a time has its half of
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 from typing import Literal, get_args
 
@@ -123,7 +123,24 @@ class Grading(AbstractContextManager["Grading"]):
         Raises:
             UsageError: the text is not a gold answer of this kind.
         """
-        return _checked_gold(gold, self._kind)
+        answer = gold.rpartition("####")[2].strip()
+        if (r"\boxed" in gold or r"\fbox" in gold) and (found := find_answer(gold, numbers=False, cut_short=False)):
+            answer = ", ".join((*found.others, found.text))
+        shown = repr(answer[:80])
+        if not cleaned(answer):
+            raise UsageError("The gold answer is empty.")
+        if len(answer) > MAX_CHARS:
+            raise UsageError(
+                f"The gold answer {shown} is {len(answer):,} characters long; at most {MAX_CHARS:,} are read."
+            )
+        number = read_number(cleaned(answer))
+        if number is None and self._kind == "number":
+            raise UsageError(f"The gold answer {shown} is not a number.")
+        if self._kind != "integer":
+            return answer
+        if number is None or not number.whole:
+            raise UsageError(f"The gold answer {shown} is not a whole number.")
+        return str(number.value)
 
     def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
         """Grade a text. The model's text never causes an exception, and grading takes at most a few seconds.
@@ -191,23 +208,3 @@ _HUGE = re.compile(
 )
 _DENIED = "The text says that this is not the answer, or gives a second one."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
-
-
-@lru_cache(maxsize=4096)
-def _checked_gold(gold: str, kind: GraderKind) -> str:
-    answer = gold.rpartition("####")[2].strip()
-    if (r"\boxed" in gold or r"\fbox" in gold) and (found := find_answer(gold, numbers=False, cut_short=False)):
-        answer = ", ".join((*found.others, found.text))
-    shown = repr(answer[:80])
-    if not cleaned(answer):
-        raise UsageError("The gold answer is empty.")
-    if len(answer) > MAX_CHARS:
-        raise UsageError(f"The gold answer {shown} is {len(answer):,} characters long; at most {MAX_CHARS:,} are read.")
-    number = read_number(cleaned(answer))
-    if number is None and kind == "number":
-        raise UsageError(f"The gold answer {shown} is not a number.")
-    if kind != "integer":
-        return answer
-    if number is None or not number.whole:
-        raise UsageError(f"The gold answer {shown} is not a whole number.")
-    return str(number.value)

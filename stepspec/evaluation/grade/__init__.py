@@ -5,6 +5,5 @@ the text length. Computer algebra runs in a worker process that can be killed. N
 """
 
 from stepspec.evaluation.grade.grader import MAX_ANSWER_CHARS, Grade, GraderKind, Grading, Status
-from stepspec.evaluation.grade.workers import GradingLimits
 
-__all__ = ["Grade", "GraderKind", "Grading", "GradingLimits", "MAX_ANSWER_CHARS", "Status"]
+__all__ = ["Grade", "GraderKind", "Grading", "MAX_ANSWER_CHARS", "Status"]

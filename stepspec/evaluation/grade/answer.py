@@ -135,6 +135,7 @@ _PHRASE = (
     r"|^[ \t]*+[#*_]*+[ \t]*+(?:final\s+)?answer[ \t]*+[*_]*+[ \t]*+$\s*+(?:>\s*+)?"
 )
 # `####` is the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168). Headings are none.
+_SUPPOSED = re.compile(r"(?i:(?:^|[.!?\n])\W*(?:if|suppose))\b[^.!?\n]*$")
 _MARKS: dict[str, tuple[FoundBy, str]] = {
     r"^[ \t]*####(?!#)[ \t]*(?=\S)": ("hashes", r"\n"),
     r"<answer>\s*(?=\S)": ("phrase", r"</answer>"),
@@ -151,21 +152,20 @@ def _stated(text: str, cut_short: bool) -> Found | None:
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
-                return Found(answer, by, denied=_is_denied_statement(text[: match.start()], match[0], answer, behind))
+                before, start = text[max(0, match.start() - _NEAR) : match.start()], prose.plain(answer)
+                denied = (
+                    prose.DENIES.match(start) is not None
+                    or start.startswith("n't")
+                    or behind[:1] == "?"
+                    or ("would" in match[0] and _SUPPOSED.search(before) is not None)
+                    or prose.is_denied(before)
+                    or prose.is_denied(f"{before} it is ")
+                    or prose.is_taken_back(behind, answer)
+                )
+                return Found(answer, by, denied=denied)
             if by == "phrase":
                 break
     return None
-
-
-def _is_denied_statement(before: str, phrase: str, answer: str, behind: str) -> bool:
-    before, start = before[-_NEAR:], prose.plain(answer)
-    is_supposed = (
-        "would" in phrase and re.search(r"(?i:(?:^|[.!?\n])\W*(?:if|suppose))\b[^.!?\n]*$", before) is not None
-    )
-    is_not = prose.DENIES.match(start) is not None or start.startswith("n't") or behind[:1] == "?" or is_supposed
-    return (
-        is_not or prose.is_denied(before) or prose.is_denied(f"{before} it is ") or prose.is_taken_back(behind, answer)
-    )
 
 
 _OPEN = ["<think>", "<thinking>", "<thought>", "<reasoning>", "<seed:think>", "[THINK]", "◁think▷"]

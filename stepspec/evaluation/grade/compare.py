@@ -161,6 +161,7 @@ def _split(text: str, separators: str = ", ; and or") -> list[str]:
 
 _SUCH_THAT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)\\\}")
 _INEQUALITY = re.compile(r"([^,=<>\\]+?)\s*(<|>|\\[lg]eq)\s*([^,=<>\\]+)")
+_SIGNS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
 
 
@@ -180,7 +181,7 @@ def _rewritten(clean: str) -> str:
     ratio = _RATIO.split(text)
     if len(ratio) > 1 and all(ratio) and "{" not in text[:2]:
         return rf"\langle {','.join(ratio)}\rangle"
-    parts = [part for each in _split(text) for part in _plus_and_minus(each)]
+    parts = [_SIGNS.sub(sign, each) for each in _split(text) for sign in ("+-" if _SIGNS.search(each) else "+")]
     names = [part.partition("=")[0].strip() for part in parts if "=" in part]
     if len({*names}) > 1:
         return f"({','.join(part.partition('=')[2] for part in sorted(parts))})"
@@ -199,12 +200,6 @@ def _interval(text: str) -> str:
     if sides[1].isalpha() == (sides[2] in ("<", r"\leq")):
         return rf"(-\infty,{bound}{']' if 'eq' in sides[2] else ')'}"
     return rf"{'[' if 'eq' in sides[2] else '('}{bound},\infty)"
-
-
-def _plus_and_minus(part: str) -> list[str]:
-    before, sign, after = re.split(r"(\\(?:pm|mp)(?![a-zA-Z])|$)", part, maxsplit=1)
-    before = before.rpartition("=")[2] if sign else before
-    return [f"{before}+{after}" if before.strip() else after.strip(), f"{before}-{after}"] if sign else [part]
 
 
 _LETTERS = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")

@@ -54,7 +54,7 @@ from stepspec.evaluation.grade.compare import DecidedBy, compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
 from stepspec.evaluation.grade.prose import number_in
-from stepspec.evaluation.grade.workers import GradingLimits, WorkerPool
+from stepspec.evaluation.grade.workers import WorkerPool
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
 GraderKind = Literal["integer", "number", "math"]
@@ -93,18 +93,18 @@ class Grading(AbstractContextManager["Grading"]):
         kind: the kind of the gold answers.
         last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
         num_workers: the number of processes that compare formulas concurrently. They start on first use.
-        limits: time and memory limits for one answer.
+        seconds: processor seconds for one symbolic comparison. Those of an answer take at most twice as long on the clock.
     """
 
     def __init__(
-        self, kind: GraderKind, *, last_number: bool = True, num_workers: int = 1, limits: GradingLimits | None = None
+        self, kind: GraderKind, *, last_number: bool = True, num_workers: int = 1, seconds: float = 2.0
     ) -> None:
         if kind not in get_args(GraderKind):
             raise UsageError(unknown_name("grader", kind, get_args(GraderKind)))
         self._kind: GraderKind = kind
         self._last_number = last_number
-        self._limits = limits or GradingLimits()
-        self._workers = WorkerPool(num_workers, self._limits)
+        self._seconds = seconds
+        self._workers = WorkerPool(num_workers, seconds)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -180,7 +180,7 @@ class Grading(AbstractContextManager["Grading"]):
         if self._kind == "integer":
             numbers = [number_in(value_of(cleaned(answer))) for answer in answers]
             return all(number and number.whole and str(number.value) == gold for number in numbers), "number"
-        algebra = partial(self._same_formulas, monotonic() + 2 * self._limits.seconds)
+        algebra = partial(self._same_formulas, monotonic() + 2 * self._seconds)
         right, by = compare(gold, ", ".join(answers), algebra)
         # Joined boxes are one answer, unless they all say the same.
         return right or (len(answers) > 1 and all(compare(gold, each, algebra)[0] for each in answers)), by

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepspec.base.extras import install_command
@@ -16,24 +15,15 @@ from stepspec.errors import StepSpecError
 MAX_TRIES = 3
 """Tries of a start and of a question, if the worker dies for an unrelated reason."""
 START_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class GradingLimits:
-    """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
-
-    seconds: float = 2.0
-    """Processor seconds for a symbolic comparison. All those of an answer take at most twice as long on the clock."""
-    memory_bytes: int = 2**30
-    """Address space of a worker, in bytes."""
+MEMORY_BYTES = 2**30
+"""Address space of a worker."""
 
 
 class WorkerPool:
     """A pool of at most `num_workers` processes, which start on first use. Threads that find none idle wait for one."""
 
-    def __init__(self, num_workers: int, limits: GradingLimits, *, start_seconds: float = START_SECONDS) -> None:
-        self._limits = limits
-        self._start_seconds = start_seconds
+    def __init__(self, num_workers: int, seconds: float, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._seconds, self._memory_bytes = seconds, memory_bytes
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(num_workers):
             self._slots.put(None)
@@ -52,7 +42,7 @@ class WorkerPool:
             for _ in range(MAX_TRIES):
                 idle, worker = worker, None  # a worker that does not start is not put back
                 worker = idle or self._started()
-                verdict = worker.ask(gold, found, self._limits.seconds, seconds)
+                verdict = worker.ask(gold, found, self._seconds, seconds)
                 if verdict not in ("timeout", "died"):
                     return verdict
                 self._discard(worker)
@@ -76,21 +66,23 @@ class WorkerPool:
     def _started(self) -> "_Worker":
         verdict = "died"
         for _ in range(MAX_TRIES):
-            worker = _Worker(self._limits.memory_bytes, self._start_seconds)
+            worker = _Worker(self._memory_bytes, START_SECONDS)
             self._alive.append(worker)
             verdict = "closed" if self._closed else worker.reply()
             if verdict == "ready" and not self._closed:
                 return worker
             self._discard(worker)
-            if self._closed:
-                raise StepSpecError("An answer was still being graded when grading was closed.")
             if verdict != "died":
                 break
-        if verdict == "died":
-            raise StepSpecError("A grading worker ended while it started. Check the free memory.")
-        if verdict == "timeout":
-            raise StepSpecError(f"A grading worker took more than {self._start_seconds:g} s to start.")
-        raise StepSpecError(f"Symbolic grading needs math-verify: {install_command('eval')} ({verdict}).")
+        reasons = {
+            "closed": "An answer was still being graded when grading was closed.",
+            "timeout": f"A grading worker took more than {START_SECONDS:g} s to start.",
+            "died": "A grading worker ended while it started. Check the free memory.",
+        }
+        verdict = "closed" if self._closed else verdict
+        raise StepSpecError(
+            reasons.get(verdict, f"Symbolic grading needs math-verify: {install_command('eval')} ({verdict}).")
+        )
 
     def _discard(self, worker: "_Worker") -> None:
         self._alive.remove(worker)

@@ -20,12 +20,13 @@ _VALUES |= {f"{word}ty": 10 * value for value, word in enumerate(listed("twen th
 PARTS = r"(?:hal(?:f|ves)|(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|(?:hundred|thousand)th)s?)"
 AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
 CHANGES = listed(
-    """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
-    pair pairs couple score gross factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos
-    tan sinh cosh tanh log ln base if unless otherwise wrong incorrect false short below above under beyond about
-    approximately roughly twice"""
+    """or nor mod modulo plus minus times than divided multiplied halved doubled tripled pair pairs couple score gross
+    factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos tan sinh cosh tanh log ln base
+    if unless otherwise wrong incorrect false beyond about approximately roughly twice"""
 )
-"""Words behind a number that deny it or make another number of it, beside those of `AMOUNT`."""
+"""Words behind a number that deny it or make another number of it, beside those of `AMOUNT` and `LINKS`."""
+LINKS = listed("and to but less more fewer short below above under over")
+"""Words that do so in an answer, and in a sentence begin another phrase."""
 SHORT = listed(
     """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm sq
     cu cc hp am pm AM PM st nd rd th yr yrs pts"""
@@ -142,7 +143,9 @@ def is_unit(rest: str) -> bool:
 
 
 def _is_word(word: str, *, glued: bool) -> bool:
-    if any(part in CHANGES or re.fullmatch(AMOUNT, part) for part in re.split("[-'’.]", word.casefold())):
+    if any(
+        part in CHANGES or part in LINKS or re.fullmatch(AMOUNT, part) for part in re.split("[-'’.]", word.casefold())
+    ):
         return False
     if word.replace(".", "") in SHORT:
         return not glued or len(word) > 1

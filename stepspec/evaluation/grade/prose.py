@@ -29,9 +29,7 @@ def plain(text: str) -> str:
 
 _NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)"
 _UNIT = _any("feet foot ft hours? hrs? pounds? lbs? minutes? mins? dollars? yards? meters? m km kg days? weeks? years?")
-_NOT = _any(
-    "not never neither nor cannot no_longer instead_of rather_than except unlike anything_but nobody wrong incorrect"
-)
+_NOT = _any("not never neither nor cannot no_longer instead_of rather_than unlike anything_but nobody wrong incorrect")
 _VERB = _any("is are was were equals gives makes get leaves but so then")
 _OF = _any("half third quarter multiple factor square cube root power opposite reciprocal")
 PART = rf"(?:half|twice|thrice|double|triple|minus|negative|{_OF}s? of)"
@@ -54,8 +52,8 @@ _BEFORE = _pattern(
 _BEHIND = _pattern(
     rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?"
     rf"| {_UNIT},? (?:and )?\d| ?(?:{SCALE}|{PARTS})\b| (?:and|plus) \w+ {PARTS}\b"
-    rf"|,? ?\(?(?:(?:is|was|are) )?{_IS_WRONG}|,? (?:isn|wasn)'t {_RIGHT}| (?:squared|cubed|factorial|mod|over|plus|times (?:as|the|that|\d))\b"
-    r"| or (?:so|more|less|fewer)\b(?! than)"
+    rf"|,? ?\(?(?:(?:is|was|are) )?{_IS_WRONG}|,? (?:isn|wasn)'t {_RIGHT}| times (?:as|the|that|\d)"
+    r"| (?:squared|cubed|factorial|mod|over|plus)\b| or (?:so|more|less|fewer)\b(?! than)"
 )
 _ANOTHER = _pattern(rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])")
 _TAKEN_BACK = _pattern(
@@ -69,7 +67,7 @@ _REGRETS = _pattern(
     r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer|it) (?:is|should be|must be))\b"
 )
 _COMES_TO = _pattern(rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])")
-_CONDITION = _pattern(rf"\W*(?:{_IF}|{PART} (?:of )?{_IT})\b")
+_NO_ANSWER = _pattern(rf"^\W*{_IF}\b|\b{PART} (?:of )?{_IT}\b|\?$|{DENIES.pattern}")
 
 
 def is_denied(before: str) -> bool:
@@ -115,14 +113,9 @@ _LEFT = _any(
     "out_of instead_of (?:divided|divisible|multiplied)_by [(\\[][^()\\[\\]]*,"
 )
 _CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
-_RIGHT_WORDS = "|".join(
-    sorted(
-        {*number.CHANGES} - {"and", "to", "but", "less", "more", "fewer", "short", "below", "above", "under", "over"}
-    )
-)
 _CHANGED_RIGHT = _pattern(
-    rf" ?(?:(?:{_RIGHT_WORDS}|out of|(?:and|but) (?:an?|some|not))\b|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|(?:to|through|over) \d"
-    r"|[-+*/<>=!_(\\^]|[a-z](?![a-z'. ]))"
+    rf" ?(?:(?:{'|'.join(number.CHANGES)}|out of|(?:and|but) (?:an?|some|not))\b|(?:to|through|over) \d"
+    rf"|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|[-+*/<>=!_(\\^]|[a-z](?![a-z'. ]))"
 )
 _UNSOLVED = re.compile(
     rf"(?:\d\s*[a-zA-Z]|[a-zA-Z]\s*\^\s*\d|(?:^|\s)-\s*[a-zA-Z])\s*$|\b{PART}\b|=[^=]*(?:[,;]|\band\b|\bor\b)"
@@ -139,13 +132,7 @@ def named_number(clean: str) -> Number | None:
     verbs = [*re.finditer(r"\b(?:is|are|was|were|be|equals)\b\W*", behind)]
     if len(_values(behind)) > 1 and verbs and re.search(r"\d", behind[: verbs[-1].start()]):
         behind = behind[verbs[-1].end() :]  # "half of 24 is 12"
-    denied = (
-        _CONDITION.match(text)
-        or text.endswith("?")
-        or DENIES.search(text)
-        or re.search(rf"(?i:\b{PART}) (?:of )?{_IT}\b", text)
-    )
-    if len(_values(behind)) != 1 or denied:
+    if len(_values(behind)) != 1 or _NO_ANSWER.search(text):
         return None
     last = [*_IN_SENTENCE.finditer(behind)][-1]
     left, right = behind[: last.start()], behind[last.end() :]
@@ -159,9 +146,8 @@ def _values(text: str) -> set[Number | None]:
     return {read_number(cleaned(each[0])) for each in _IN_SENTENCE.finditer(text)}
 
 
-_END = _pattern(
-    rf"(?<!\b[A-Z])[.!?](?=[\s\"')\]}}]|$)|\n|[,;:] |\b(?:so|thus|hence|therefore|then)\b,? |\band (?!an? |{AMOUNT})(?=[a-z]+ )"
-)
+_LINK = rf"\b(?:so|thus|hence|therefore|then)\b,? |\band (?!an? |{AMOUNT})(?=[a-z]+ )"
+_END = _pattern(rf"(?<!\b[A-Z])[.!?](?=[\s\"')\]}}]|$)|\n|[,;:] |{_LINK}")
 
 
 def last_number(text: str) -> tuple[str, str] | None:

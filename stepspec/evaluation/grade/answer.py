@@ -20,13 +20,12 @@ _FAR = 2_000
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as written in the text. `others` are the boxes that the text joins to it."""
+    """An answer as written. `others` are the boxes that are joined to it; if `denied`, the text says that it is wrong."""
 
     text: str
     by: FoundBy
     others: tuple[str, ...] = ()
     denied: bool = False
-    """Whether the text plainly says that this is not the answer, or gives a second one."""
 
 
 def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
@@ -62,10 +61,7 @@ def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
     return found
 
 
-_JOINS = re.compile(
-    r"(?:[\s.,;/&()\[\]|]|\b(?:and|or|to|through|either|maybe|perhaps|possibly)\b|\\l(?:and|or)(?![a-z])|[a-z](?:_\w)? ?=)*",
-    re.IGNORECASE,
-)
+_JOINS = re.compile(r"(?i:[\s.,;/&()\[\]|]|\b(?:and|or|to|through|either|perhaps)\b|\\l(?:and|or)\b|[a-z](?:_\w)? ?=)*")
 
 
 def _boxed(text: str) -> Found | None:

@@ -15,19 +15,18 @@ Algebra = Callable[[str, str], bool]
 
 def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
     """Return whether an answer is the gold answer, and what has decided it."""
-    gold, found = cleaned(gold), cleaned(found)
-    if text_key(gold) == text_key(found):
-        return True, "text"
+    gold, found = (_BASE.sub(lambda m: f"{m[1]}_{_BASES.get(m[2], m[2])}", cleaned(each)) for each in (gold, found))
+    if text_key(gold) == text_key(found) or _BASE.match(gold) or _BASE.match(found):
+        return text_key(gold) == text_key(found), "text"
     if re.fullmatch(r"\d\d?:\d\d", gold):
         found = re.sub(r"\s*(?:\\text\{)?\s*[apAP]\.?\s?[mM]\.?\}?$", "", found)
     if "=" not in gold:
         gold, found = value_of(gold), value_of(found)
     elif "=" not in found and re.fullmatch(rf"{_LETTER}(?:\([^()]*\))?", gold.partition("=")[0].strip()):
         gold = value_of(gold)
-    for read in (_time, _choice, _in_base):
-        wanted, given = read(gold), read(found)
-        if wanted or (given and read is _in_base):
-            return wanted == given, "text"
+    for read in (_time, _choice):
+        if wanted := read(gold):
+            return wanted == read(found), "text"
     if len({split_unit(gold)[1], split_unit(found)[1]} - {None}) > 1:
         return False, "text"
     expected, number = read_number(gold), read_number(found)
@@ -77,7 +76,6 @@ def value_of(clean: str) -> str:
 
 
 def _time(clean: str) -> tuple[int, str] | None:
-    """Return the minutes and the half of the day."""
     time = re.fullmatch(
         r"(\d{1,2})(?:\s?:\s?(\d{2}))?\s*([ap])\s?\.?\s?m\.?", WORDS.sub(r" \1", clean).strip(), re.IGNORECASE
     )
@@ -94,29 +92,23 @@ def _choice(clean: str) -> str | None:
 
 
 _BASES = {word: str(base) for base, word in enumerate(listed("two three four five six seven eight"), 2)}
-_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
-
-
-def _in_base(clean: str) -> tuple[str, str] | None:
-    match = _BASE.fullmatch(clean)
-    return match and (match[1], _BASES.get(match[2], match[2]))
+_BASE = re.compile(r"^\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*$")
 
 
 # The units that are compared, each with its abbreviation.
-_UNITS = listed(
-    """millimeter mm centimeter cm meter m kilometer km inch in feet ft foot ft yard yd mile mi gram g kilogram kg ounce oz
-    pound lb liter L second s minute min hour h day day week week month month year year cent cent dollar USD degree circ
-    radian rad mph mph"""
+_UNITS = dict(
+    each.split("/")
+    for each in listed(
+        """millimeter/mm centimeter/cm meter/m kilometer/km inch/in feet/ft foot/ft yard/yd mile/mi gram/g kilogram/kg
+        ounce/oz pound/lb liter/L second/s minute/min hour/h cent/cent dollar/USD degree/circ radian/rad"""
+    )
 )
-_UNITS = dict(zip(_UNITS[::2], _UNITS[1::2], strict=True))
-
-
 _WORDS_AFTER = r"(?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2}"
 _UNIT = re.compile(rf"(?<=[\da-zA-Z}})!])\s*(?:\^?\\circ|({_WORDS_AFTER})(?:\s*\^\s*\{{?-?\d\}}?)?)$")
 
 
 def split_unit(clean: str) -> tuple[str, str | None]:
-    r"""Return a formula without its trailing unit, and the unit if it is known: `2\pi` and `cm` for `2\pi\text{ cm}^2`."""
+    r"""Return a formula without its unit, and the unit if it is known: `2\pi` and `cm` for `2\pi\text{ cm}^2`."""
     match = _UNIT.search(clean)
     words = WORDS.sub(r" \1 ", match[1] or " circ") if match else ""
     names = (_UNITS.get(re.sub("(?<=.)e?s$", "", word), word) for word in words.split())

@@ -1,6 +1,6 @@
 r"""Text grading: find the answer, compare it exactly, and use computer algebra only where that is not enough.
 
-The rules, with examples: grader, gold answer, text, and whether it is correct or refused, which is any other status.
+The rules, with examples: grader, gold answer, text, and whether it is correct or refused (any other status).
 `all` is every grader. The tests are made from this table. The *strict* reading takes an answer in a box, behind ####, in
 <answer> or stated ("the answer is"); the *flexible* one then takes the last number of a text.
     all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
@@ -93,7 +93,7 @@ class Grading(AbstractContextManager["Grading"]):
         kind: the kind of the gold answers.
         last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
         num_workers: the number of processes that compare formulas concurrently. They start on first use.
-        seconds: processor seconds for one symbolic comparison. Those of an answer take at most twice as long on the clock.
+        seconds: processor seconds for a symbolic comparison. Those of an answer take at most twice as long on the clock.
     """
 
     def __init__(

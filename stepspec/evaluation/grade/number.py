@@ -56,7 +56,7 @@ class Number:
 
 _COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?!\d)")  # 1.234,56
 _GROUPED = re.compile(
-    r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}(?:([ _])\d{3})(?:\1\d{3})*|\d{1,3}(?:\.\d{3}){2,})"
+    r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}([ _])\d{3}(?:\1\d{3})*|\d{1,3}(?:\.\d{3}){2,})"
     r"(?![\d,]\d)"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
@@ -74,16 +74,14 @@ _NUMBER = re.compile(
 )
 
 
-def _repeating(digits: re.Match[str]) -> str:
-    once, repeated = digits[2], digits[3]
-    return f"{int(digits[1] + once + repeated) - int(digits[1] + once or '0')}/{10 ** len(once + repeated) - 10 ** len(once)}"
-
-
 def in_digits(clean: str) -> str:
     r"""Return a text without the marks of LaTeX and of grouping in its numbers: `1234 1/2` for `1,234\frac{1}{2}`."""
     text = _COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", clean)
     text = _GROUPED.sub(lambda match: re.sub(r"[,._ ]", "", match[0]), text)
-    text = _REPEATING.sub(_repeating, text)
+    text = _REPEATING.sub(
+        lambda m: f"{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or '0')}/{10 ** len(m[2] + m[3]) - 10 ** len(m[2])}",
+        text,
+    )
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     return text

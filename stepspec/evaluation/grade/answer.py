@@ -20,7 +20,7 @@ _FAR = 2_000
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as written. `others` are the boxes that are joined to it; if `denied`, the text says that it is wrong."""
+    """An answer as written. `others` are boxes that are joined to it; if `denied`, the text says that it is wrong."""
 
     text: str
     by: FoundBy
@@ -61,7 +61,7 @@ def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
     return found
 
 
-_JOINS = re.compile(r"(?i:[\s.,;/&()\[\]|]|\b(?:and|or|to|through|either|perhaps)\b|\\l(?:and|or)\b|[a-z](?:_\w)? ?=)*")
+_JOINS = re.compile(r"(?i:[\s.,;/&()\[\]|]|\b(?:and|or|to|through|either|maybe)\b|\\l(?:and|or)\b|[a-z](?:_\w)? ?=)*")
 
 
 def _boxed(text: str) -> Found | None:
@@ -79,11 +79,8 @@ def _boxed(text: str) -> Found | None:
     others = tuple(text[box[1] : box[2]].strip() for box in joined[:0:-1])
     before = "" if others else text[max(0, start - _NEAR) : start]
     behind, content = text[end : end + _NEAR], text[first:last].strip()
-    denied = (
-        prose.is_denied(before)
-        or prose.is_changed(behind, content)
-        or prose.is_taken_back(text[end : end + _FAR], content)
-    )
+    denied = prose.is_denied(before) or prose.is_changed(behind, content)
+    denied = denied or prose.is_taken_back(text[end : end + _FAR], content)
     return Found(_in_formula(before, content, behind), "box", others, denied)
 
 
@@ -149,16 +146,10 @@ def _stated(text: str, cut_short: bool) -> Found | None:
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
                 before, start = text[max(0, match.start() - _NEAR) : match.start()], prose.plain(answer)
-                denied = (
-                    prose.DENIES.match(start) is not None
-                    or start.startswith("n't")
-                    or behind[:1] == "?"
-                    or ("would" in match[0] and _SUPPOSED.search(before) is not None)
-                    or prose.is_denied(before)
-                    or prose.is_denied(f"{before} it is ")
-                    or prose.is_taken_back(behind, answer)
-                )
-                return Found(answer, by, denied=denied)
+                unfit = bool(prose.DENIES.match(start)) or start.startswith("n't") or behind[:1] == "?"
+                supposed = "would" in match[0] and bool(_SUPPOSED.search(before))
+                denied = unfit or supposed or prose.is_denied(before) or prose.is_denied(f"{before} it is ")
+                return Found(answer, by, denied=denied or prose.is_taken_back(behind, answer))
             if by == "phrase":
                 break
     return None

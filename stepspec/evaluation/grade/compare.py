@@ -158,8 +158,8 @@ _RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
 
 
 def _rewritten(clean: str) -> str:
-    r"""Return an answer in forms that computer algebra reads: intervals for inequalities, `)` for `[` at their end, both
-    values for `\pm`, a point for values with names, and angles in radians."""
+    r"""Return an answer as computer algebra reads it: an interval for an inequality, both values for `\pm`, a point for
+    values with names, and angles in radians."""
     text = _SUCH_THAT.sub(r"\1", clean)
     sides = [_interval(each) for each in _split(text, "or")]
     if len(sides) > 1 and all(side[:1] in ("(", "[") for side in sides):
@@ -200,8 +200,8 @@ _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin
 
 
 def _may_be_equal(gold: str, found: str) -> bool:
-    """Return whether computer algebra may compare the answers. It takes points for intervals and sets, `2x = 12` for 12,
-    small letters for capitals, mixed numbers for products, and leaves out words."""
+    """Return whether computer algebra may compare the answers. It takes points for intervals, `2x = 12` for 12, small
+    letters for capitals, mixed numbers for products, and leaves out words."""
     letters, others = ({*_LETTERS.findall(re.sub(r"\\[a-zA-Z]+", "", each))} for each in (gold, found))
     signs, other_signs = (
         ("=" in each, each.count("'"), sorted(WORDS.findall(each.casefold())), *_RELATION.findall(each))

@@ -14,8 +14,8 @@ def listed(text: str) -> list[str]:
 
 
 _NAMED = listed(
-    """π pi ∞ infty θ theta α alpha β beta γ gamma λ lambda μ mu φ phi ω omega ± pm √ sqrt ≤ leq ≥ geq ≠ neq ≈ approx ∈ in
-    ∪ cup ∩ cap ∅ emptyset × cdot · cdot ⋅ cdot"""
+    """π pi ∞ infty θ theta α alpha β beta γ gamma λ lambda μ mu φ phi ω omega ± pm √ sqrt ≤ leq ≥ geq ≠ neq ≈ approx
+    ∈ in ∪ cup ∩ cap ∅ emptyset × cdot · cdot ⋅ cdot"""
 )
 _SIGNS = {sign: rf"\{name} " for sign, name in zip(_NAMED[::2], _NAMED[1::2], strict=True)}
 _SIGNS |= dict.fromkeys("−–‐‑﹣－", "-") | dict.fromkeys("\u00a0\u202f\u2007\u200a\u3000", "\u2009")
@@ -31,19 +31,20 @@ _RENAMED = {
         (r"\geq ", "ge geqslant geqq"), (r"\cdot ", "times ast"), (r"\{", "lbrace lcurly"), (r"\}", "rbrace rcurly"),
         ("<", "lt"), (">", "gt"), ("/", "div"), ("|", "lvert rvert vert mid"), (r"\emptyset ", "varnothing"),
         ("...", "ldots dots cdots"), (r"^\circ ", "degree"), (r"\text{or}", "lor vee"), (r"\text{and}", "land wedge"),
-        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf it"),
+        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf"),
         ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr euro pounds"),
     ]
     for name in names.split()
 }  # fmt: skip
 _STYLES = r"\\(?:(?:text|math)(?:bf|it|sf|normal)|boldsymbol|bm|pmb|underline|emph|boxed|fbox)\s*\{([^{}]*)\}"
+_COMMAND = re.compile(r"(\\\\)|\\(?:left|right)(?![a-zA-Z])\.?|\\([a-zA-Z]+)")
 # In order. Each takes one pass, and none can backtrack over more than a command.
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # `1{,}234` and `1,\!234` are one number; `1,\,234` and `1,\ 234` are two.
         (r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;: ]\s*|\u2009|')(?=\d{3}(?!\d))", ""),
-        (r"\\(?:hspace|vspace|hskip|[hv]?phantom|label|tag)\*?\s*\{[^{}]*\}|\\(?:left|right)\.|(?<!\\)\\!", ""),
+        (r"\\(?:hspace|vspace|hskip|[hv]?phantom|label|tag)\*?\s*\{[^{}]*\}|(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\u2009", " "),
         (_STYLES, r"\1"),
         (_STYLES, r"\1"),
@@ -52,7 +53,6 @@ _RULES = [
         (r"\\text\s*\{\s*([ie])\s*\}", r"\1"),
         (r"\\text\s*\{\s*[Ii]nfinity\s*\}", r"\\infty "),
         (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![a-zA-Z])\s*", r"^\\circ "),
-        (r"(\\\\)|\\([a-zA-Z]+)", lambda match: match[1] or _RENAMED.get(match[2], match[0])),
         (r"\\?\$|[€£¥₹]|\\[()\[\]]|\*\*(?=\s*$)|^\s*\*\*|__(?=\s*$)|^\s*__|`", ""),
         (r"<=", r"\\leq "),
         (r">=", r"\\geq "),
@@ -91,6 +91,7 @@ def cleaned(answer: str) -> str:
     text = _LAST_MARKS.sub("", _EMPHASIS.sub(r"\2", text.translate(_UNICODE)).strip())
     while wrapped := _WRAPPED.fullmatch(text):
         text = _LAST_MARKS.sub("", wrapped[2].strip())
+    text = _COMMAND.sub(lambda match: match[1] or _RENAMED.get(match[2] or "left", match[0]), text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     if r"\text{" not in text:

@@ -12,24 +12,23 @@ MAX_EXPONENT = 400
 SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "k": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
 SCALES |= {"billion": 10**9, "bn": 10**9, "trillion": 10**12}
 SCALE = rf"(?:{'|'.join(scale for scale in SCALES if scale != 'k')})s?"
-_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_VALUES = {
-    word: value for value, word in enumerate(listed(f"zero one two three four five six seven eight nine {_TEENS}"))
-}
+_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_ONES = listed(f"zero one two three four five six seven eight nine ten eleven twelve {_TEENS}")
+_VALUES = {word: value for value, word in enumerate(_ONES)}
 _VALUES |= {f"{word}ty": 10 * value for value, word in enumerate(listed("twen thir for fif six seven eigh nine"), 2)}
 PARTS = r"(?:hal(?:f|ves)|(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|(?:hundred|thousand)th)s?)"
 AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
 CHANGES = listed(
     """or nor mod modulo plus minus times than divided multiplied halved doubled tripled pair pairs couple score gross
-    factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos tan sinh cosh tanh log ln base
-    if unless otherwise wrong incorrect false beyond about approximately roughly twice"""
+    factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos tan sinh cosh tanh log ln
+    base if unless otherwise wrong incorrect false beyond about approximately roughly twice"""
 )
-"""Words behind a number that deny it or make another number of it, beside those of `AMOUNT` and `LINKS`."""
+"""Words behind a number that deny it or make another number of it, beside amounts."""
 LINKS = listed("and to but less more fewer short below above under over")
 """Words that do so in an answer, and in a sentence begin another phrase."""
 SHORT = listed(
-    """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm sq
-    cu cc hp am pm AM PM st nd rd th yr yrs pts"""
+    """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm
+    sq cu cc hp am pm AM PM st nd rd th yr yrs pts"""
 )
 """Short words and words without a vowel that are words behind a number. Others are products of unknowns: `7 xy`."""
 

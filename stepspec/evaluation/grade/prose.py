@@ -109,8 +109,8 @@ _IN_SENTENCE = _pattern(
     rf"(?<![\w.\\^_/+*)\]])-?(?<![\w)\]]-)(?:\d+ \d+/\d+|{number.UNSIGNED}(?:/\d+)?)(?: {SCALE}\b)?(?: ?%)?"
 )
 _LEFT = _any(
-    "times nor base modulo? page option nearly almost between either plus to step equation case problem least most than "
-    "out_of instead_of (?:divided|divisible|multiplied)_by [(\\[][^()\\[\\]]*,"
+    "times nor base modulo? page option nearly almost between either plus to step equation case problem least most than"
+    " out_of instead_of (?:divided|divisible|multiplied)_by [(\\[][^()\\[\\]]*,"
 )
 _CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
 _CHANGED_RIGHT = _pattern(

@@ -34,64 +34,32 @@ def test_hostile_texts_of_every_family_are_graded(math: Grading, seed: int) -> N
     assert num_timeouts <= 12
 
 
-LONG = 250_000
+REPEATED = [
+    r"\boxed{", r"\boxed{}", r"\boxed{1}", r"\boxed{1} or ", "{", "}", " ", "\n", "\t \n", "9", "9,", "1,111", "1 ",
+    "1/", "- ", "-", "$", r"\$", "\\", "=", ".", r"\frac{", "#### 1\n", "####", "#### a\n", "the answer is ",
+    "answer: $", "answer ", "final answer\n", "final ", "it is 12, ", "<answer>", "<think>", "Wait, ",
+    "(" * 100_000 + ")" * 100_000, "{" * 100_000 + "}" * 100_000,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "repeated",
-    [
-        *(
-            r"\boxed{",
-            r"\boxed{}",
-            r"\boxed{1}",
-            "{",
-            "}",
-            " ",
-            "\n",
-            "\t \n",
-            "9",
-            "9,",
-            "1,111",
-            "1 ",
-            "1/",
-            "- ",
-            "-",
-            "$",
-            r"\$",
-        ),
-        *(
-            "#### 1\n",
-            "####",
-            "#### a\n",
-            "the answer is ",
-            "answer ",
-            "final answer\n",
-            "final ",
-            "answer: $",
-            r"\frac{",
-            "\\",
-            "=",
-            ".",
-        ),
-    ],
+    ("around", "size"),
+    [("{}", 10_000_000), (r"\boxed{{{}}}", 250_000), (r"\boxed{{1}} {}", 250_000), ("The answer is {}", 250_000)],
 )
-@pytest.mark.parametrize("around", ["{}", r"\boxed{{{}}}", "The answer is {}"])
-def test_long_repetitive_texts_are_graded_in_linear_time(repeated: str, around: str) -> None:
-    with Grading("number") as grading:
-        seconds: list[float] = []
-        for size in (LONG // 4, LONG):
-            start = time.process_time()
-            grading.grade(around.format(repeated * (size // len(repeated))), "1")
-            seconds.append(time.process_time() - start)
-    # Anything quadratic takes 16 times as long for 4 times the text: minutes for the longer one.
-    assert seconds[1] < 10 * seconds[0] + 1
+def test_long_repetitive_texts_are_graded_in_a_second(math: Grading, around: str, size: int) -> None:
+    for repeated in REPEATED:
+        text = around.format(repeated * (size // len(repeated)))
+        start = time.process_time()
+        math.grade(text, "1")
+        # Takes 0.05 s on an idle machine; anything quadratic takes minutes.
+        assert time.process_time() - start < 1, repeated[:20]
 
 
 @pytest.mark.parametrize(
     "formula",
     ["9^{9^{9^9}}", "((9^{999})^{999})^{999}", "99999!", "((9!)!)!", r"\binom{10^9}{5}", r"\sum_{k=1}^{10^{9}} k",
-     "(x+y+1)^{99}(x+z)^{99}", "(" * 9 + ")" * 9, "1" * 101, "x+" * 300, "lambda: 0", "x.__class__", "a=b=c=d=e", "|" * 20,
-     "x\x00", "1e99999", r"\lim_{x\to 0} x", r"\operatorname{ones}(100000)"],
+     "(x+y+1)^{99}(x+z)^{99}", "(" * 9 + ")" * 9, "1" * 101, "1," * 490 + "1", "x+" * 300, "lambda: 0", "x.__class__",
+     "a=b=c=d=e", "|" * 20, "x\x00", "1e99999", r"\lim_{x\to 0} x", r"\operatorname{ones}(100000)"],
 )  # fmt: skip
 def test_no_formula_takes_5_s(math: Grading, formula: str) -> None:
     start = time.monotonic()

@@ -55,6 +55,7 @@ def make_row(problem: int, policy: str, repeat: int, right: bool, wall_s: float)
         policy=policy,
         repeat=repeat,
         status="correct" if right else "incorrect",
+        answer=None,
         finish_reason="stop",
         wall_s=wall_s,
         tokens=tokens,

@@ -13,8 +13,11 @@ from evals.bench.certification import read_population
 from evals.bench.ideal import ideals
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Block, Failure, ResultRow, StepRecord, Throughput
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.records import Block, Failure, PolicySummary, ResultRow, StepRecord, Throughput
 from stepspec.evaluation.run import summarise
+from stepspec.evaluation.run.folder import what_differs
+from stepspec.evaluation.stats import Share
 from stepspec.loop.step import Result
 
 
@@ -178,6 +181,72 @@ def test_repeats_count_as_one_problem(tmp_path: Path) -> None:
     assert summary.policies["target"].n == 6
     assert summary.policies["target"].accuracy == pytest.approx(sum(row.status == "correct" for row in rows) / 18)
     assert summary.policies["target"].no_answer == sum(row.status == "no_answer" for row in rows) > 0
+
+
+def test_repeats_have_pass_maj_and_avg(tmp_path: Path) -> None:
+    """A request that ended in an error is a sample without an answer."""
+
+    def answer(policy: str, question: str) -> Result:
+        return answer_right(policy, question) if policy == "target" else make_result(r"\boxed{99}")
+
+    problems = make_problems(2)
+    play(tmp_path / "run", Script(answer), problems, run := make_run(problems, num_repeats=2))
+    rows = [row for row in rows_of(tmp_path / "run") if row.key != ("p0", "target", 1)]
+    failure = Failure(problem="p0", policy="target", repeat=1, error="It broke.", at="2000-01-01T00:00:00+00:00")
+    target, token = (summarise(run, rows, (), [failure]).policies[name] for name in ("target", "token"))
+    values = {"pass@1": 0.75, "maj@1": 0.75, "pass@2": 1.0, "maj@2": 1.0, "avg@2": 0.75}
+    assert {name: each.value for name, each in target.at_k.items()} == values
+    assert target.at_k["avg@2"].ci == target.accuracy_ci
+    assert {each.value for each in token.at_k.values()} == {0.0}
+    single = summarise(run, [row for row in rows if row.repeat == 0])
+    assert all(not each.at_k for each in single.policies.values())
+
+
+def test_rows_and_summary_have_both_readings(tmp_path: Path) -> None:
+    """The status of a row is by the flexible reading, and the strict one is what grading without it gives."""
+    texts = [r"\boxed{0}", "#### 1", "The answer is 2.", "That makes 3 eggs.", "That makes 5 eggs.", "Nothing."]
+    problems = make_problems(6)
+    by_question = {problem.question: text for problem, text in zip(problems, texts, strict=True)}
+
+    def answer(policy: str, question: str) -> Result:
+        return make_result(by_question.get(question, ""))
+
+    run = make_run(problems, ("target",), grader="number").model_copy(update={"last_number": True})
+    summary = play(tmp_path / "run", Script(answer, ("target",)), problems, run)
+    with Grading("number", last_number=False) as grading:
+        strict = [grading.grade(text, problem.gold).status for text, problem in zip(texts, problems, strict=True)]
+    assert strict == [*["correct"] * 3, *["no_answer"] * 3]
+    rows = rows_of(tmp_path / "run")
+    assert [row.strict_status for row in rows] == strict
+    assert [row.status for row in rows] == [*["correct"] * 4, "incorrect", "no_answer"]
+    assert '"strict_status":"no_answer"' in (tmp_path / "run" / "rows.jsonl").read_text("utf-8")
+    target = summary.policies["target"]
+    assert (summary.reading, target.accuracy, target.strict_accuracy) == ("flexible", 4 / 6, 3 / 6)
+    assert target.strict_accuracy_ci == pytest.approx(Share.of([1, 1, 1, 0, 0, 0]).interval())
+    # Rows stored earlier do not have the field, and runs not the reading.
+    older = [ResultRow.model_validate(row.model_dump(exclude={"strict_status"})) for row in rows]
+    assert older == rows
+    unknown = summarise(run.model_copy(update={"last_number": None}), older)
+    assert (unknown.reading, unknown.policies["target"].strict_accuracy) == (None, 3 / 6)
+
+
+def test_a_benchmark_without_the_last_number_has_only_the_strict_reading(tmp_path: Path) -> None:
+    summary = play(tmp_path / "run", Script(answer_right), make_problems(2))
+    assert (summary.reading, summary.policies["target"].strict_accuracy) == ("strict", None)
+    of_numbers = make_run(make_problems(2), grader="number").model_copy(update={"last_number": False})
+    assert of_numbers.reading == "strict"
+
+
+def test_a_run_stored_without_the_reading_resumes(tmp_path: Path) -> None:
+    run = make_run(make_problems(2), grader="number")
+    flexible, strict = (run.model_copy(update={"last_number": each}) for each in (True, False))
+    assert what_differs(run, flexible) == ""
+    assert what_differs(flexible, strict) == "last_number (True there, False here)"
+
+
+def test_stored_counts_of_last_numbers_still_load(tmp_path: Path) -> None:
+    target = play(tmp_path / "run", Script(answer_right), make_problems(2)).policies["target"]
+    assert PolicySummary.model_validate({**target.model_dump(), "by_last_number": 3}) == target
 
 
 def test_groups_are_by_the_fields_in_which_problems_differ(tmp_path: Path) -> None:

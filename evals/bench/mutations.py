@@ -1,4 +1,4 @@
-"""Check that the tests see faults: apply each of 40 to a copy of the checkout, and print those that no test catches.
+"""Check that the tests see faults: apply each of 42 to a copy of the checkout, and print those that no test catches.
 
 Each fault replaces a text that occurs exactly once in the package, so that it survives renamed and moved files. It
 names the tests that should see it, which take at most 3 minutes. First, these tests must pass in an unchanged copy, and
@@ -129,6 +129,10 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ray-hosts": ("hosts=hosts, is_local=not is_open", "hosts=hosts, is_local=False"),
     },
     # Grading, statistics and reports
+    "test_repeats.py": {
+        "pass-at-k": ("1 - comb(self.n - self.correct, k) / comb(self.n, k)", "1 - (1 - self.correct / self.n) ** k"),
+        "majority-tie": ("Fraction(number, 1 + ties)", "Fraction(number)"),
+    },
     "grade/test_rules.py::test_every_rule_in_the_docstring_holds": {
         "percent": ("(plain.denominator > 1 and plain == share / 100)", "plain == share / 100"),
         "interval-ends": ("(gold.shape, gold.ends) != (found.shape, found.ends) and", "gold.shape != found.shape and"),

@@ -25,6 +25,7 @@ from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence, read_results
+from stepspec.evaluation.report.figures import named
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 from stepspec.evaluation.runs import iter_rows
 
@@ -146,7 +147,7 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
         for name in sorted(summary.policies, key=order)
     ]
     rows += not_run_rows(run, len(COLUMNS) + 1, "")
-    table = markdown_table(["policy", *(column.title for column in COLUMNS), "signal"], rows)
+    table = markdown_table(["policy", *(column.title for column in named(COLUMNS, summary)), "signal"], rows)
     shipped = {name: file.read_text("utf-8") for name, file in list_data_files("policies").items()}
     others = [
         name

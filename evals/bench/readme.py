@@ -65,6 +65,7 @@ def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> s
         notes += [
             f"{run.benchmark}: {count(summary.n, 'problem')}, at most {run.max_tokens:,} tokens each, "
             f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}.",
+            *([f"{run.benchmark}: accuracy in the {summary.reading} reading."] if summary.reading else []),
             *speeds_that_do_not_count(summary),
         ]
     table = markdown_table(["benchmark, temperature", "policy", *(column.title for column in OVERVIEW)], rows)
@@ -102,7 +103,7 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
     if summary.matched is None:
         raise UsageError("The headline needs a run of the policy target.")
     name, at = summary.matched.policy, f"at temperature {run.temperature:g}"
-    keeps = f"keeps the target's accuracy to within {points(summary.matched.loss)}"
+    keeps = f"keeps the target's {summary.named('accuracy')} to within {points(summary.matched.loss)}"
     if name == BASELINE:
         found = f"No policy that {keeps} is known to be faster than the target alone {at}."
     else:

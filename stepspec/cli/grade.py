@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +21,8 @@ from stepspec.cli.completion import one_of
 from stepspec.cli.output import show
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.grade import Grade, GraderKind, Grading, Status
+from stepspec.evaluation.records import Reading, strict_status
+from stepspec.evaluation.repeats import Samples, at_k
 from stepspec.evaluation.stats import Share
 
 KINDS: tuple[GraderKind, ...] = ("integer", "number", "math")
@@ -52,6 +54,9 @@ def main(
 ) -> None:
     """Grade predictions: accuracy with its interval, and why the others are not correct.
 
+    In the flexible reading, the last number of a text is its answer if it has no other; in the strict one it is not.
+    Rows with the same "id" are samples of one problem, which have pass@k and maj@k.
+
     A row whose "finish_reason" is "length" was cut off: the end of its text does not count as an answer.
     """
     if grader not in KINDS:
@@ -60,7 +65,7 @@ def main(
         raise UsageError(f"The grades would overwrite {file}. Choose another --output.")
     num_workers = workers or _num_cores()
     start = time.perf_counter()
-    tally = _GradeTally()
+    tally = _GradeTally("strict" if grader == "integer" else "flexible")
     with ExitStack() as stack:
         # Open the files first, so that a bad path fails before the workers start.
         rows = stack.enter_context(_open_file(file, "rb"))
@@ -70,7 +75,8 @@ def main(
         for row, grade in _graded(read, grading, num_workers):
             tally.add(row, grade)
             if grades:
-                grades.write(json.dumps({**row.name, **asdict(grade)}).encode() + b"\n")
+                strict = strict_status(grade.status, grade.found_by)
+                grades.write(json.dumps({**row.name, **asdict(grade), "strict_status": strict}).encode() + b"\n")
     if not tally.n:
         raise UsageError(f"{file} has no rows. Each line must be a JSON object with a prediction and a gold answer.")
     show(tally.table())
@@ -158,18 +164,22 @@ def _graded(rows: Iterator[_Row], grading: Grading, num_workers: int) -> Iterato
 class _GradeTally:
     """Counts of grades by status and by method."""
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading) -> None:
         self.n = 0
+        self._reading: Reading = reading
         self._statuses = Counter[str]()
         self._methods = Counter[tuple[str, str]]()
-        self._correct, self._rows = Counter[tuple[str, Any]](), Counter[tuple[str, Any]]()
-        """By problem. Rows with the same id are runs of one problem and are not independent."""
+        self._answers: defaultdict[tuple[str, Any], list[tuple[bool, str | None]]] = defaultdict(list)
+        """By problem, whether an answer is correct, and the answer. Rows with the same id are not independent."""
+        self._by_last_number = Counter[tuple[str, Any]]()
+        """By problem, correct answers that the strict reading does not count."""
 
     def add(self, row: _Row, grade: Grade) -> None:
         self.n += 1
         (problem,) = row.name.items()
-        self._rows[problem] += 1
-        self._correct[problem] += grade.status == "correct"
+        self._answers[problem].append((grade.status == "correct", grade.answer))
+        strict = strict_status(grade.status, grade.found_by)
+        self._by_last_number[problem] += grade.status == "correct" and strict != "correct"
         self._statuses[grade.status] += 1
         self._methods["found by", grade.found_by or "nothing"] += 1
         self._methods["decided by", grade.decided_by or "nothing"] += 1
@@ -185,15 +195,25 @@ class _GradeTally:
             for (kind, method), count in self._methods.most_common():
                 if kind == heading:
                     table.add_row(f"{heading} {method}", f"{count:,}", f"{count / self.n:.1%}")
+        table.add_section()
+        for name, share in at_k([Samples.of(answers) for answers in self._answers.values()]).items():
+            table.add_row(f"{name} ({self._reading})", "", _with_interval(share))
         return table
 
     def sentence(self, seconds: float) -> str:
-        """Return a sentence with the accuracy, its interval and the gradings per second."""
-        problems = list(self._rows)
-        share = Share.pooled([self._correct[each] for each in problems], [self._rows[each] for each in problems])
-        low, high = share.interval()
-        runs = f", runs of {len(problems):,} problems" if len(problems) < self.n else ""
-        return (
-            f"Accuracy {share.value:.1%} [{low:.1%}, {high:.1%}], {self._statuses['correct']:,} of {self.n:,}{runs} "
-            f"(Wilson's 95%); {self.n / seconds:,.0f} gradings/s."
-        )
+        """Return a sentence with the accuracy by each reading, its interval and the gradings per second."""
+        num_rows = list(map(len, self._answers.values()))
+        correct = [sum(right for right, _ in answers) for answers in self._answers.values()]
+        stated = [number - self._by_last_number[each] for each, number in zip(self._answers, correct, strict=True)]
+        readings = {self._reading: correct, "strict": stated}
+        runs = f", runs of {len(num_rows):,} problems" if len(num_rows) < self.n else ""
+        figures = [
+            f"accuracy ({reading}) {_with_interval(Share.pooled(hits, num_rows))}, {sum(hits):,} of {self.n:,}"
+            for reading, hits in readings.items()
+        ]
+        return f"A{'; '.join(figures)[1:]}{runs} (Wilson's 95%); {self.n / seconds:,.0f} gradings/s."
+
+
+def _with_interval(share: Share) -> str:
+    low, high = share.interval()
+    return f"{share.value:.1%} [{low:.1%}, {high:.1%}]"

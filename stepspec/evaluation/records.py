@@ -71,6 +71,8 @@ BASELINE = "target"
 """The policy that all others are compared with: the target alone."""
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
+Reading = Literal["strict", "flexible"]
+"""Which answers count: only those that the text marks or states, or also the last number of a text without one."""
 Exactness = Literal["exact", "exact up to rounding"]
 """In narrow data types, a pass over several tokens can resolve a near tie differently from passes over one."""
 
@@ -146,6 +148,9 @@ class RunRecord(Record):
     seed: int
     concurrency: Count
     grader: str = "integer"
+    last_number: bool | None = None
+    """Whether the last number of a text counts as its answer if it has no other; None in runs from before this field
+    existed."""
     num_repeats: Count = 1
     versions: dict[str, str]
     commit: str | None
@@ -157,6 +162,13 @@ class RunRecord(Record):
     """Other machines, versions and commits with which the run was resumed, or its parts ran."""
     busy: str | None = None
     """A warning, if other programs kept the machine busy during the run; else None."""
+
+    @property
+    def reading(self) -> Reading | None:
+        """The reading of the rows' statuses; None if unknown. Whole numbers are only read in boxes."""
+        if self.last_number is None and self.grader != "integer":
+            return None
+        return "flexible" if self.last_number and self.grader != "integer" else "strict"
 
     def kind_of(self, policy: str) -> PolicyKind | None:
         """Return the kind of a policy; None if unknown."""
@@ -226,6 +238,11 @@ class StepRecord(Record):
     text: str | None = None
 
 
+def strict_status(status: Status, found_by: str | None) -> Status:
+    """Return the status of an answer by the strict reading, in which the last number of a text is no answer."""
+    return "no_answer" if found_by == "last number" else status
+
+
 class ResultRow(Record):
     """The result of one problem under one policy, for one repeat."""
 
@@ -242,6 +259,10 @@ class ResultRow(Record):
     gold: str
     found_by: str | None = None
     """How the answer was found: in a box, after hashes, by a phrase, or as the last number."""
+    strict_status: Status = Field(
+        default_factory=lambda row: strict_status(row.get("status") or "no_answer", row.get("found_by"))
+    )
+    """The status by the strict reading; `status` is by the flexible one, if the benchmark has it."""
     decided_by: str | None = None
     """The comparison that decided the grade: of numbers, of texts, or symbolic."""
     why: str | None = None
@@ -437,17 +458,32 @@ class Stretch(Record):
     tokens_per_s_ratio_ci: tuple[float, float] | None
 
 
-class PolicySummary(Record):
+class Estimate(Record):
+    """A figure with its 95% interval."""
+
+    value: float
+    ci: tuple[float, float]
+
+
+class PolicySummary(WithRemoved):
     """Figures of one policy. Values that were not measured are null. Intervals are 95%.
 
     Speedups are ratios of summed wall seconds over the same problems. `tokens` and `time_s` are sums. Concurrent
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
+    removed_fields = frozenset({"by_last_number"})
+
     n: Count
     accuracy: float
-    """Over all requests. A request that ended in an error counts as not correct."""
+    """Over all requests, by `Summary.reading`. A request that ended in an error counts as not correct."""
     accuracy_ci: tuple[float, float]
+    strict_accuracy: float | None = None
+    """By the strict reading; None if that is the only one, and in summaries from before this field existed."""
+    strict_accuracy_ci: tuple[float, float] | None = None
+    at_k: dict[str, Estimate] = {}
+    """`pass@k` and `maj@k` for k = 1, 2, 4, ... and the number of repeats, and `avg@k` for the last; see
+    `stepspec.evaluation.repeats`. Empty without repeats."""
     accuracy_without_failed: float | None = None
     """Over only the requests that did not end in an error."""
     accuracy_without_failed_ci: tuple[float, float] | None = None
@@ -516,8 +552,6 @@ class PolicySummary(Record):
     parse_errors: Count = 0
     """Answers that the grader could not parse. They count as not correct, as do those in `timeouts`."""
     timeouts: Count = 0
-    by_last_number: Count = 0
-    """Correct answers that were found only as the last number of the text."""
     accuracy_p: float | None = None
     """p value for equal accuracy of policy and target: McNemar's exact test, or a permutation test with repeats."""
     speedup_median: float | None = None
@@ -583,9 +617,15 @@ class Summary(Record):
     """The baseline of `speedup_vs_token`: the fastest exact token-level policy."""
     matched: Matched | None = None
     num_repeats: Count = 1
+    reading: Reading | None = None
+    """The reading of all figures of correct answers but `strict_accuracy`; None if unknown."""
     nodes: list[Node] = []
     """The machines of a run on several."""
     num_apart: Count = 0
     """Requests that ran on different machines under the policies. They count for no time."""
     busy: str | None = None
     """A warning, if other programs kept the machine busy during the run; else None."""
+
+    def named(self, what: str) -> str:
+        """Return the name of a figure of correct answers with its reading: `accuracy (flexible)`."""
+        return f"{what} ({self.reading})" if self.reading else what

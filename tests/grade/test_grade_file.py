@@ -27,7 +27,9 @@ def test_predictions_are_graded_in_order(tmp_path: Path, capsys: pytest.CaptureF
     ]
     output = tmp_path / "grades.jsonl"
     grade_file(rows_file(tmp_path, rows), output=output, workers=2)
-    assert "Accuracy 33.3% [9.7%, 70.0%], 2 of 6" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Accuracy (flexible) 33.3% [9.7%, 70.0%], 2 of 6; accuracy (strict) 33.3%" in printed
+    assert "pass@" not in printed
     grades = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     assert [each.get("id", each.get("row")) for each in grades] == ["a", 2, 3, 4, 5, 6]
     statuses = ["correct", "correct", "no_answer", "no_answer", "parse_error", "incorrect"]
@@ -49,8 +51,31 @@ def test_rows_with_the_same_id_count_as_one_problem(tmp_path: Path, capsys: pyte
     once = line(1, name_rows=True).split(",")[0:2]
     repeated = line(25, name_rows=True)
     assert "[15.0%, 85.0%]" in ",".join(once)
-    assert repeated.startswith("Accuracy 50.0% [15.0%, 85.0%], 50 of 100, runs of 4 problems (Wilson's 95%)")
-    assert line(25, name_rows=False).startswith("Accuracy 50.0% [40.4%, 59.6%], 50 of 100 (Wilson's 95%)")
+    assert repeated.startswith("Accuracy (flexible) 50.0% [15.0%, 85.0%], 50 of 100; ")
+    assert "0 of 100, runs of 4 problems (Wilson's 95%)" in repeated
+    assert line(25, name_rows=False).startswith("Accuracy (flexible) 50.0% [40.4%, 59.6%], 50 of 100; ")
+
+
+def test_both_readings_and_samples_of_a_problem_are_summarized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [r"\boxed{7}", "That makes 7 eggs.", r"\boxed{8}", "Nothing."]
+    file = rows_file(tmp_path, [{"id": 1, "output": text, "gold": "7"} for text in texts])
+    grade_file(file, grader="number", output=tmp_path / "grades.jsonl")
+    printed = capsys.readouterr().out
+    assert "Accuracy (flexible) 50.0%" in printed
+    assert "accuracy (strict) 25.0%" in printed
+    grades = [json.loads(line) for line in (tmp_path / "grades.jsonl").read_text("utf-8").splitlines()]
+    assert [each["status"] for each in grades] == ["correct", "correct", "incorrect", "no_answer"]
+    assert [each["strict_status"] for each in grades] == ["correct", "no_answer", "incorrect", "no_answer"]
+    figures = {words[0]: words[2] for line in printed.splitlines() if "@" in line and (words := line.split())}
+    # Of the six pairs, one has no correct sample and two are ties of right and wrong.
+    expected = {"pass@1": "50.0%", "maj@1": "50.0%", "pass@2": "83.3%", "maj@2": "66.7%", "pass@4": "100.0%"}
+    assert figures == expected | {"maj@4": "100.0%", "avg@4": "50.0%"}
+    grade_file(file, grader="integer")
+    integers = capsys.readouterr().out
+    assert "Accuracy (strict) 25.0%" in integers
+    assert "flexible" not in integers
 
 
 def test_options_name_the_keys_and_the_grader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,8 @@ def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
         "fast as the target alone."
     )
     assert "two-level answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
+    flexible = summary("two-level").model_copy(update={"reading": "flexible"})
+    assert "keeps the target's accuracy (flexible) to within a point" in findings(RUN, flexible).headline
 
 
 def test_the_headline_without_a_qualifying_policy_or_without_a_target() -> None:
@@ -113,12 +115,12 @@ def test_an_unknown_policy_has_no_kind_and_is_not_exact() -> None:
 def test_problems_of_a_run_become_warnings() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
     assert findings(many, summary("two-level")).warnings == []
-    bad = {"truncated": 100, "failed": 2, "by_last_number": 90, "parse_errors": 60, "token_level_exact": False}
+    bad = {"truncated": 100, "failed": 2, "strict_accuracy": 0.5, "parse_errors": 60, "token_level_exact": False}
     warnings = " ".join(findings(many, summary("two-level", **bad)).warnings)
     for words in (
         "two-level: 2 of 1,002 requests ended in an error",
         "10.0% of the answers were cut off",
-        "last number",
+        "45.9% of the accuracy is by the last number",
         "not be read",
         "tolerance",
     ):

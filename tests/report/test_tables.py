@@ -13,6 +13,7 @@ from evals.bench.readme import headline, overview_block, readme_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
     EngineRecord,
+    Estimate,
     Matched,
     PolicyRecord,
     PolicySummary,
@@ -176,6 +177,31 @@ def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
     assert "| truncated | 3 of 1,000 | 3 of 1,000 |" in report
     assert "| no answer | 2 of 1,000 | 2 of 1,000 |" in report
     assert all(f"**{column.title}**: {column.meaning}" in report for column in COLUMNS)
+
+
+def test_tables_name_the_reading_of_the_accuracy() -> None:
+    strict = SUMMARY.model_copy(update={"reading": "strict"})
+    lower = {"strict_accuracy": 0.9, "strict_accuracy_ci": (0.88, 0.92)}
+    flexible = SUMMARY.model_copy(
+        update={"reading": "flexible", "policies": {"target": TARGET.model_copy(update=lower), "two-level": STEPSPEC}}
+    )
+    for text in (rendered(160, strict), markdown_report(RUN, strict), readme_table(RUN, strict)):
+        assert "accuracy (strict)" in text
+        assert "accuracy (flexible)" not in text
+    for text in (rendered(160, flexible), markdown_report(RUN, flexible)):
+        assert "accuracy (flexible)" in text
+        assert "90.0%" in text[text.index("accuracy (strict)") :]
+    assert "accuracy (" not in rendered(160)
+
+
+def test_the_report_has_the_figures_of_repeats() -> None:
+    at_k = {"pass@4": Estimate(value=0.5, ci=(0.4, 0.6)), "avg@4": Estimate(value=0.25, ci=(0.2, 0.3))}
+    policies = {"target": TARGET.model_copy(update={"at_k": at_k}), "two-level": STEPSPEC}
+    report = markdown_report(RUN, SUMMARY.model_copy(update={"policies": policies}))
+    assert "| pass@4 | 50.0% [40.0, 60.0] | – |" in report
+    assert "| avg@4 | 25.0% [20.0, 30.0] | – |" in report
+    assert "**pass@4**: probability that at least one of 4 samples of a problem is correct" in report
+    assert "pass@" not in markdown_report(RUN, SUMMARY)
 
 
 NO_SPEED = STEPSPEC.model_copy(

@@ -190,7 +190,12 @@ class _Experiment:
     async def _evaluation(self, concurrency: int, policies: Mapping[str, LoadedPolicy], keeping: Keeping) -> Evaluation:
         name = GRADED if self.prompts.asked.graded else AGREED
         benchmark = Benchmark(
-            version=1, title=name, summary="prompts of the user's", grader="math", data=FileData(kind="file")
+            version=1,
+            title=name,
+            summary="prompts of the user's",
+            grader="math",
+            last_number=True,
+            data=FileData(kind="file"),
         )
         plan = self.plan
         settings = RunSettings(plan.seed, concurrency, plan.temperature, plan.max_tokens, 1)
@@ -199,7 +204,7 @@ class _Experiment:
             run,
             {name: policy for name, (policy, _) in policies.items()},
             keeping,
-            Grader("math", last_number=True, make=Grading if self.prompts.asked.graded else Agreement),
+            Grader(benchmark.grader, benchmark.last_number, Grading if self.prompts.asked.graded else Agreement),
             gauges=not keeping.record,
         )
 

@@ -23,6 +23,7 @@ CAUSES: Mapping[str, str] = {
     "max_tokens": "the token limit",
     "seed": "the seed",
     "grader": "the grading",
+    "last_number": "the grading",
     "versions": "the software",
     "commit": "the software",
     "hardware": "the hardware",

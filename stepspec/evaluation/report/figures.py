@@ -1,9 +1,9 @@
 """The figures of a policy: title, meaning and format of each in every table."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from stepspec.evaluation.records import PolicySummary
+from stepspec.evaluation.records import PolicySummary, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import UNKNOWN, Cell
 
@@ -33,8 +33,14 @@ class Extra:
 
 ACCURACY = Column(
     "accuracy",
-    "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct",
+    "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct; "
+    "in the flexible reading the last number of a text is its answer if it has no other, in the strict one it is not",
     lambda each: cells.percent_with_interval(each.accuracy, each.accuracy_ci),
+)
+STRICT_ACCURACY = Column(
+    "accuracy (strict)",
+    "accuracy in the strict reading; all other figures of correct answers are in the flexible one",
+    lambda each: cells.percent_with_interval(each.strict_accuracy, each.strict_accuracy_ci),
 )
 ACCURACY_GAIN = Column(
     "accuracy gain",
@@ -187,11 +193,6 @@ NOT_READ = Column(
     "answers that the grader could not read or gave up on; they count as not correct",
     lambda each: (_of_rows(each.parse_errors + each.timeouts, each), ""),
 )
-BY_LAST_NUMBER = Column(
-    "by last number",
-    "correct answers that were only the last number of the text",
-    lambda each: (_of_rows(each.by_last_number, each), ""),
-)
 FAILED = Column(
     "failed", "requests that ended in an error; they count as not correct", lambda each: (f"{each.failed:,}", "")
 )
@@ -206,16 +207,25 @@ def num_rows(policy: PolicySummary) -> int:
     return policy.n if policy.num_rows is None else policy.num_rows
 
 
-CLOSING: Sequence[Column] = (*COLUMNS, STEPS_PROPOSED, TRUNCATED, NO_ANSWER)
+CLOSING: Sequence[Column] = (ACCURACY, STRICT_ACCURACY, *COLUMNS[1:], STEPS_PROPOSED, TRUNCATED, NO_ANSWER)
 """The columns of every terminal table. Texts that are cut off or have no answer make a speed meaningless."""
 
 GROUPS: Mapping[str, Sequence[Column]] = {
-    "Accuracy": (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
+    "Accuracy": (
+        ACCURACY,
+        STRICT_ACCURACY,
+        ACCURACY_GAIN,
+        LOST_AND_WON,
+        ACCURACY_KEPT,
+        P_VALUE,
+        LOSS_BOUND,
+        ACCURACY_WITHOUT_FAILED,
+    ),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
     "Speculation": (STEPS_PROPOSED, STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),
     "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO),
-    "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, BY_LAST_NUMBER, FAILED),
+    "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, FAILED),
 }
 """All columns by group."""
 
@@ -224,6 +234,40 @@ FURTHER: Sequence[Column] = [
     column for columns in GROUPS.values() for column in columns if column.title not in _IN_COLUMNS
 ]
 """The columns that are not in `COLUMNS`."""
+
+
+AT_K: Mapping[str, str] = {
+    "pass": "probability that at least one of {} samples of a problem is correct",
+    "maj": "probability that the most frequent answer of {} samples of a problem is correct; ties count in parts",
+    "avg": "share of correct samples, of {} for each problem",
+}
+"""Meanings of the figures of repeats. Each is the mean over problems, by the reading of the accuracy."""
+
+
+def repeat_columns(summary: Summary) -> list[Column]:
+    """Return a column for each figure of repeats; empty without repeats."""
+    titles = dict.fromkeys(title for policy in summary.policies.values() for title in policy.at_k)
+    return [
+        Column(title, AT_K[title.partition("@")[0]].format(title.partition("@")[2]), _at_k(title)) for title in titles
+    ]
+
+
+def _at_k(title: str) -> Callable[[PolicySummary], Cell]:
+    def cell(policy: PolicySummary) -> Cell:
+        found = policy.at_k.get(title)
+        return cells.percent_with_interval(found and found.value, found and found.ci)
+
+    return cell
+
+
+def named(columns: Iterable[Column], summary: Summary) -> list[Column]:
+    """Return the columns as a table of the summary shows them: with the reading in the title of the accuracy, and
+    without the strict one where it is the only one."""
+    return [
+        replace(column, title=summary.named(column.title)) if column is ACCURACY else column
+        for column in columns
+        if column is not STRICT_ACCURACY or is_known(column, summary.policies)
+    ]
 
 
 def is_known(column: Column, policies: Mapping[str, PolicySummary]) -> bool:

@@ -127,7 +127,7 @@ def _headline(summary: Summary) -> str:
         return f"Results of {_list(summary.policies)} on {summary.benchmark}."
     if not _num_answered(summary.policies[BASELINE]):
         return "The target alone answered nothing, so there is no speed to compare with."
-    keeps = f"keeps the target's accuracy to within {points(summary.matched.loss)}"
+    keeps = f"keeps the target's {summary.named('accuracy')} to within {points(summary.matched.loss)}"
     name = summary.matched.policy
     if name == BASELINE:
         return f"No policy that {keeps} is known to be faster than the target alone."
@@ -271,11 +271,11 @@ def _too_few(summary: Summary) -> Iterable[str]:
 
 
 def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
-    rows, correct = num_rows(policy), policy.accuracy * num_rows(policy)
+    rows, strict = num_rows(policy), policy.strict_accuracy
     if policy.truncated > MUCH_TROUBLE * rows:
         yield f"{name}: {percent(policy.truncated / rows)} of the answers were cut off by the token limit."
-    if policy.by_last_number > MUCH_TROUBLE * correct:
-        yield f"{name}: {policy.by_last_number:,} correct answers were merely the last number of the text."
+    if strict is not None and policy.accuracy - strict > MUCH_TROUBLE * policy.accuracy:
+        yield f"{name}: {percent(1 - strict / policy.accuracy)} of the accuracy is by the last number of a text alone."
     unread = policy.parse_errors + policy.timeouts
     if unread > MUCH_TROUBLE * rows:
         yield f"{name}: {count(unread, 'answer')} could not be read and count as not correct."

@@ -6,7 +6,7 @@ from dataclasses import replace
 from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Stretch, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
-from stepspec.evaluation.report.figures import COLUMNS, Extra
+from stepspec.evaluation.report.figures import COLUMNS, Extra, named
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.report.tables import further_columns, further_table, markdown_table, readme_table
 
@@ -19,7 +19,7 @@ def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extr
     run, summary, setting = cells.in_markdown(run), cells.in_markdown(summary), cells.escaped(setting)
     extras = [replace(each, cells={cells.escaped(name): cell for name, cell in each.cells.items()}) for each in extras]
     found = findings(run, summary)
-    columns = [*COLUMNS, *further_columns(summary)]
+    columns = [*named(COLUMNS, summary), *further_columns(summary)]
     meanings = [f"- **{column.title}**: {column.meaning}" for column in (*columns, *extras)]
     blocks = [
         f"# {run.benchmark}{f', {setting}' if setting else ''}",

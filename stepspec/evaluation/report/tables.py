@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
-from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known
+from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known, named, repeat_columns
 from stepspec.evaluation.report.findings import not_run, speeds_that_do_not_count, steps_not_proposed
 
 
@@ -25,15 +25,15 @@ def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] =
 
 def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
     """Return a terminal table with a row for each figure, so that several policies fit into 80 columns."""
-    named = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
-    title = Text(f"{named}: {cells.count(summary.n, 'problem')}, 95% intervals")
+    run = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
+    title = Text(f"{run}: {cells.count(summary.n, 'problem')}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     if notes := [*speeds_that_do_not_count(summary), *steps_not_proposed(summary)]:
         table.caption, table.caption_justify = Text("\n".join(notes)), "left"
     table.add_column("")
     for name in summary.policies:
         table.add_column(Text(name), justify="right", overflow="fold")
-    for column in columns:
+    for column in named(columns, summary):
         table.add_row(column.title, *(_figure(column, policy) for policy in summary.policies.values()))
     for extra in extras:
         table.add_row(Text(extra.title), *(_lines(extra.cells[name]) for name in summary.policies))
@@ -55,7 +55,7 @@ def _lines(cell: cells.Cell) -> Text:
 
 def further_columns(summary: Summary) -> list[Column]:
     """Return the columns beyond `COLUMNS` that were measured."""
-    return [column for column in FURTHER if is_known(column, summary.policies)]
+    return [*(column for column in FURTHER if is_known(column, summary.policies)), *repeat_columns(summary)]
 
 
 def readme_table(run: RunRecord, summary: Summary, draft: str = "") -> str:
@@ -68,7 +68,7 @@ def readme_table(run: RunRecord, summary: Summary, draft: str = "") -> str:
     """
     rows = [[name, *(written(column, policy) for column in COLUMNS)] for name, policy in summary.policies.items()]
     rows += not_run_rows(run, len(COLUMNS), draft)
-    return markdown_table(["policy", *(column.title for column in COLUMNS)], rows)
+    return markdown_table(["policy", *(column.title for column in named(COLUMNS, summary))], rows)
 
 
 def not_run_rows(run: RunRecord, num_columns: int, draft: str) -> list[list[str]]:
@@ -77,7 +77,7 @@ def not_run_rows(run: RunRecord, num_columns: int, draft: str) -> list[list[str]
     known = ["draft"] if draft and "draft" in names else []
     others = [name for name in names if name not in known]
     rows = [(known, draft), (others, "not run")]
-    return [[", ".join(named), words, *dashes] for named, words in rows if named]
+    return [[", ".join(listed), words, *dashes] for listed, words in rows if listed]
 
 
 def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:

@@ -65,6 +65,7 @@ def conditions(
         seed=settings.seed,
         concurrency=settings.concurrency,
         grader=benchmark.grader,
+        last_number=benchmark.last_number,
         num_repeats=settings.num_repeats if settings.num_repeats is not None else benchmark.default_repeats,
         **dict(current_conditions(pair)),
     )

@@ -187,7 +187,10 @@ def refuse_another(path: Path, there: RunRecord, run: RunRecord) -> None:
 def what_differs(there: RunRecord, run: RunRecord) -> str:
     """Return the settings in which two runs differ, numbers with both values; empty if the runs are the same."""
     stored = there.identity()
-    different = {name: (stored[name], value) for name, value in run.identity().items() if stored[name] != value}
+    # What an earlier version did not record is None.
+    different = {
+        name: (stored[name], value) for name, value in run.identity().items() if stored[name] not in (None, value)
+    }
     return ", ".join(
         f"{name} ({was} there, {now} here)" if isinstance(now, int | float) and name != "version" else name
         for name, (was, now) in different.items()

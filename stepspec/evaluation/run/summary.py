@@ -8,7 +8,18 @@ null.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepspec.evaluation.records import BASELINE, Block, Failure, Node, PolicySummary, ResultRow, RunRecord, Summary
+from stepspec.evaluation.records import (
+    BASELINE,
+    Block,
+    Estimate,
+    Failure,
+    Node,
+    PolicySummary,
+    ResultRow,
+    RunRecord,
+    Summary,
+)
+from stepspec.evaluation.repeats import at_k
 from stepspec.evaluation.run.groups import groups
 from stepspec.evaluation.run.pairs import MATCHED_LOSS, Pairs
 from stepspec.evaluation.run.stretches import stretches
@@ -43,6 +54,7 @@ def summarise(
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
                 **_answers(policy, table),
+                **(_strict_accuracy(tally) if run.reading != "strict" else {}),
                 "accuracy_kept": kept.get(policy),
                 "token_level_exact": run.policies[policy].token_level_exact,
                 "throughput": rates.get(policy),
@@ -65,6 +77,7 @@ def summarise(
         token_baseline=pairs.token_baseline,
         matched=pairs.matched(candidates),
         num_repeats=run.num_repeats,
+        reading=run.reading,
         nodes=_nodes(all_blocks, run),
         num_apart=len(table.apart),
         busy=_busy(
@@ -105,6 +118,11 @@ def _nodes(blocks: Sequence[Block], run: RunRecord) -> list[Node]:
     return [found[name] for name in sorted(found)]
 
 
+def _strict_accuracy(tally: Tally) -> Mapping[str, object]:
+    share = tally.accuracy(strict=True)
+    return {"strict_accuracy": share.value, "strict_accuracy_ci": share.interval()}
+
+
 def _answers(policy: str, table: Table) -> Mapping[str, object]:
     """Return the counts of requests that the policy left unanswered, alone and compared with the target."""
     tally = table.begun[policy]
@@ -131,6 +149,7 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         n=accuracy.num_problems,
         accuracy=accuracy.value,
         accuracy_ci=accuracy.interval(),
+        at_k={name: Estimate(value=share.value, ci=share.interval()) for name, share in at_k(tally.samples).items()},
         accuracy_without_failed=finished.value,
         accuracy_without_failed_ci=finished.interval(),
         accuracy_delta=delta and delta.difference,
@@ -167,7 +186,6 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         num_rows=len(tally.figures),
         parse_errors=counts["parse_error"],
         timeouts=counts["timeout"],
-        by_last_number=counts["by last number"],
         latency_s=percentiles(figures.wall_s for figures in timed),
         first_step_s=percentiles(figures.first_step_s for figures in timed),
         first_answer_s=percentiles(figures.first_answer_s for figures in timed),

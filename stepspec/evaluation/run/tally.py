@@ -13,6 +13,7 @@ import numpy as np
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRow, TimeRecord, TokenRecord
+from stepspec.evaluation.repeats import Samples
 from stepspec.evaluation.run.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
 from stepspec.evaluation.stats import LatencyPercentiles as Quantiles
@@ -26,6 +27,9 @@ class Figures(NamedTuple):
     """The figures of one row that policies are compared by."""
 
     correct: float
+    strictly_correct: float
+    """By the strict reading."""
+    answer: str | None
     wall_s: float
     committed: int
     answered: bool
@@ -62,10 +66,11 @@ class Tally:
 
     def add(self, row: ResultRow) -> None:
         """Add a row."""
-        correct = row.status == "correct"
         answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
-            correct=correct,
+            correct=row.status == "correct",
+            strictly_correct=row.strict_status == "correct",
+            answer=row.answer,
             wall_s=row.wall_s,
             committed=row.tokens.committed,
             answered=answered,
@@ -87,7 +92,6 @@ class Tally:
             self.not_proposed[row.not_proposed] += 1
         self.counts.update({row.status: 1, "steps": len(row.steps)})
         self.counts["truncated"] += row.finish_reason == "length"
-        self.counts["by last number"] += correct and row.found_by == "last number"
 
     @property
     def tokens(self) -> TokenRecord:
@@ -119,12 +123,24 @@ class Tally:
         """Return 1 or 0 for a request that ended; one that ended in an error is not correct."""
         return self.figures[key].correct if key in self.figures else 0.0
 
-    def accuracy(self, *, without_failed: bool = False) -> Share:
-        """Return the accuracy over all requests that ended, or only those with a row, clustered by problem."""
+    def accuracy(self, *, without_failed: bool = False, strict: bool = False) -> Share:
+        """Return the accuracy over all requests that ended, or only those with a row, clustered by problem.
+
+        With `strict`, it is by the strict reading.
+        """
         by_problem: defaultdict[str, list[float]] = defaultdict(list)
         for key in self.figures if without_failed else sorted(self.ended):
-            by_problem[key[0]].append(self.score(key))
+            figures = self.figures.get(key)
+            by_problem[key[0]].append(figures.strictly_correct if strict and figures else self.score(key))
         return Share.of(list(by_problem.values()))
+
+    @property
+    def samples(self) -> list[Samples]:
+        """The answers to each problem over its repeats. A request that ended in an error has none."""
+        figures = [[self.figures.get(key) for key in keys] for keys in _by_problem(self.ended).values()]
+        return [
+            Samples.of((bool(each.correct), each.answer) if each else (False, None) for each in row) for row in figures
+        ]
 
     @property
     def step_acceptance(self) -> Share | None:

@@ -24,6 +24,8 @@ from stepspec.evaluation.report.figures import (
     STEPS_ACCEPTED,
     Column,
     is_known,
+    named,
+    repeat_columns,
 )
 from stepspec.evaluation.report.findings import ReportFindings, chosen_policy, findings
 from stepspec.evaluation.report.markdown import GROUPED_BY, POSITION, stretch_cell
@@ -145,7 +147,7 @@ def _tiles(summary: Summary) -> list[Tile]:
     wanted = {
         SPEEDUP: "as fast as the target alone",
         SPEEDUP_VS_TOKEN: "as fast as token-level speculation",
-        ACCURACY: "of the answers are correct",
+        ACCURACY: summary.named("of the answers are correct"),
         ACCURACY_GAIN: "difference in accuracy from the target",
         STEPS_ACCEPTED: "of the draft's steps are accepted",
     }
@@ -171,8 +173,10 @@ def _heads(run: RunRecord, summary: Summary) -> list[ColumnHead]:
 def _table(source: Source) -> dict[str, Sequence[TableLine]]:
     policies = source.summary.policies
     table: dict[str, Sequence[TableLine]] = {
-        group: [_line(column, source.summary) for column in columns if is_known(column, policies)]
-        for group, columns in GROUPS.items()
+        group: [
+            _line(column, source.summary) for column in named(columns, source.summary) if is_known(column, policies)
+        ]
+        for group, columns in {**GROUPS, "Repeats": repeat_columns(source.summary)}.items()
     }
     if source.extras:
         table["Money"] = [
@@ -243,7 +247,7 @@ def _conditions(run: RunRecord, summary: Summary) -> dict[str, str]:
         "benchmark": f"{run.benchmark}, {cells.count(run.num_problems, 'problem')}",
         "data": run.data_sha256,
         "prompt": f"{run.prompt_id}, version {run.prompt_version}",
-        "grader": run.grader,
+        "grader": run.grader + (f", {run.reading} reading" if run.reading else ""),
         "sampling": f"temperature {run.temperature:g}, top-p {run.top_p:g}, seed {run.seed}",
         "token limit": f"{run.max_tokens:,} committed tokens a problem",
         "requests in flight": str(run.concurrency),

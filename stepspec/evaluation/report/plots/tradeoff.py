@@ -47,7 +47,7 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
             _draw_point(chart, point, colours[point.name])
         missing = f"\n(not run: {', '.join(names)})" if (names := not_run(run)) else ""
         chart.axes.set_xlabel(f"times as fast as the target alone{missing}")
-        chart.axes.set_ylabel("correct answers, %")
+        chart.axes.set_ylabel(f"{summary.named('correct answers')}, %")
         chart.axes.margins(0.12, 0.15)
         _draw_labels(chart, points, colours)
         yield chart.plot(

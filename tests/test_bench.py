@@ -103,7 +103,7 @@ def test_graders_are_compared_on_the_same_lists_and_those_that_are_not_installed
     graders = {each["grader"].partition(" ")[0] for each in found["tallies"]}
     assert len(graders) == len(LIBRARIES) - len(found["missing"])
     assert graders >= {"stepspec", "math-verify"}, "these two are installed for evaluations"
-    own = {each["list_name"]: each for each in found["tallies"] if each["grader"] == "stepspec"}
+    own = {each["list_name"]: each for each in found["tallies"] if each["grader"] == "stepspec grade"}
     assert len(own) == len(FORMS) + 3
     assert [own["cases"][name] for name in ("correct", "incorrect", "arguable", "judged_otherwise")] == [1, 1, 1, 1]
     assert sum(each["rejected"] + each["accepted"] + each["raised"] for each in own.values()) == 0

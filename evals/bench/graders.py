@@ -97,7 +97,7 @@ class Graders(Conditions):
 def stepspec(kind: Kind, items: Sequence[Item]) -> Generator[list[Scorer]]:
     """Yield the grader of this package."""
     with Grading(kind) as grading:
-        yield [lambda item: {"stepspec": grading.grade(item.text, item.gold).status == "correct"}]
+        yield [lambda item: {"stepspec grade": grading.grade(item.text, item.gold).status == "correct"}]
 
 
 @contextmanager

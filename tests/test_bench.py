@@ -21,6 +21,7 @@ from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
 from evals.bench.exactness import MIN_P, Exactnesses, Parted, homogeneity
 from evals.bench.gpu_probe import SECTIONS
+from evals.bench.graders import FORMS, LIBRARIES, Item, graders_block, tallies
 from evals.bench.loads import Loads, loads_block
 from evals.bench.overhead import Overheads
 from evals.bench.plots import speed_by_context
@@ -81,6 +82,43 @@ def test_the_probe_of_a_gpu_runs_on_a_cpu_and_stores_each_section(tmp_path: Path
     assert found["engines"]["accepted 0.8, drafted 4, tokens/s"] > 0
     refused = CliRunner().invoke(app, ["gpu_probe", "round", "--cpu"])
     assert "Did you mean 'rounds'?" in str(refused.exception)
+
+
+def test_graders_are_compared_on_the_same_lists_and_those_that_are_not_installed_are_named(tmp_path: Path) -> None:
+    case = {"grader": "number", "gold": "18", "text": "#### 18", "correct": True, "arguable": False}
+    lists: dict[str, list[dict[str, Any]]] = {
+        "cases": [case, {**case, "gold": "17", "correct": False}, {**case, "correct": False, "arguable": True}],
+        "gsm8k": [{"question": "?", "answer": "9 * 2 = <<9*2=18>>18\n#### 18"}],
+        "math": [{"problem": "?", "answer": "x^2", "solution": r"It is $\boxed{x^2}$."}],
+    }
+    options, file = list[str | Path](), tmp_path / "graders.json"
+    for name, rows in lists.items():
+        written = tmp_path / f"{name}.jsonl"
+        written.write_text("\n".join(map(json.dumps, rows)))
+        options += [f"--{name}", written]
+    done = bench("graders", *options, "--json", file)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert found["sha256"].keys() == lists.keys()
+    graders = {each["grader"].partition(" ")[0] for each in found["tallies"]}
+    assert len(graders) == len(LIBRARIES) - len(found["missing"])
+    assert graders >= {"stepspec", "math-verify"}, "these two are installed for evaluations"
+    own = {each["list_name"]: each for each in found["tallies"] if each["grader"] == "stepspec grade"}
+    assert len(own) == len(FORMS) + 3
+    assert [own["cases"][name] for name in ("correct", "incorrect", "arguable", "judged_otherwise")] == [1, 1, 1, 1]
+    assert sum(each["rejected"] + each["accepted"] + each["raised"] for each in own.values()) == 0
+    block = graders_block(file)
+    assert "| cases: accepted, of 1 incorrect | 0 |" in block
+    assert all(name in block for name in found["missing"])
+
+
+def test_a_grader_that_raises_has_not_accepted() -> None:
+    def scorer(item: Item) -> dict[str, bool]:
+        return {"own": not 1 / int(item.gold)}
+
+    items = [Item("list", gold, "", "", is_correct=correct) for gold in "01" for correct in (True, False)]
+    (found,) = tallies("number", items, scorer)
+    assert (found.raised, found.rejected, found.accepted) == (2, 2, 0)
 
 
 def test_code_lines_have_no_comments_and_no_docstrings_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:

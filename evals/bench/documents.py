@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from evals.bench import agent_runs, conversation, distance, exactness, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
+from evals.bench.graders import graders_block
 from evals.bench.ideal import ideals_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
@@ -142,6 +143,7 @@ def generated(root: Path) -> dict[Path, str]:
             for file in sorted((results / "sizing").glob("*.json"))
         ),
         ("docs/engines.md", "results", "engine", speeds_block(results / "engine" / "mini.json")),
+        ("docs/evaluate.md", "graders", "all", graders_block(results / "graders.json")),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
     )

@@ -22,7 +22,8 @@ from evals.bench.hostile import hostile_texts
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.grade.grader import Grading
-from stepspec.evaluation.grade import Grade, GradingLimits
+from stepspec.evaluation.grade import Grade
+from stepspec.evaluation.grade.workers import MEMORY_BYTES
 from stepspec.evaluation.machine import commit, hardware, versions
 
 NUM_NUMERIC = 20_000
@@ -100,12 +101,9 @@ def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
 
     The times include the start of workers.
     """
-    limits = GradingLimits()
     golds = GOLDS_FOR_HOSTILE
-    with Grading("math", num_workers=num_workers, limits=limits) as grading, ThreadPoolExecutor(num_workers) as threads:
+    with Grading("math", num_workers=num_workers) as grading, ThreadPoolExecutor(num_workers) as threads:
         grading.grade(r"\boxed{x+1}", "1+x")
-        # The address space of an idle worker. The memory limit is added to it.
-        idle_bytes = _bytes_of(grading.worker_ids()[0], "VmSize")
 
         def grade(item: tuple[int, str]) -> Timed:
             start = time.perf_counter()
@@ -127,7 +125,7 @@ def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
         "total_s": round(seconds, 1),
         "crashes": sum("ended again" in (grade.why or "") for grade, _ in timed),
         "worker_peak_resident_bytes": peak_bytes,
-        "worker_cap_bytes": idle_bytes + limits.memory_bytes if idle_bytes is not None else None,
+        "worker_cap_bytes": MEMORY_BYTES,
     }
 
 

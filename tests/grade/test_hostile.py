@@ -98,8 +98,8 @@ for question in {questions!r}:
         pass
     else:
         sys.exit(question)
-worker._forbid_actions()
-for action in (lambda: open({str(file)!r}, "w"), lambda: __import__("os").system("touch {file}")):
+sys.addaudithook(worker._forbid)
+for action in (lambda: __import__("socket").socket(), lambda: __import__("os").system("touch {file}")):
     try:
         action()
     except PermissionError:

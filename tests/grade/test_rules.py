@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.grade import GraderKind, Grading, extract_answer, grader
-from stepspec.evaluation.grade.number import CHANGES, GLUED, IN_PROSE, NUMBER_WORDS, SHORT
+from stepspec.evaluation.grade import GraderKind, Grading, grader
+from stepspec.evaluation.grade.number import CHANGES, SHORT
 
 KINDS: tuple[GraderKind, ...] = get_args(GraderKind)
 FOLDER = Path(__file__).parent
@@ -31,7 +31,7 @@ def graders(math: Grading) -> Iterator[dict[str, Grading]]:
 
 def test_every_rule_in_the_docstring_holds(graders: dict[str, Grading]) -> None:
     rows = table(grader.__doc__ or "", 4)
-    assert len(rows) > 80
+    assert len(rows) > 20
     for kind, gold, text, verdict in rows:
         assert verdict in ("correct", "refused")
         for each in KINDS if kind == "all" else (kind,):
@@ -69,7 +69,7 @@ def check_not_correct(graders: dict[str, Grading], around: str, answer: str, gol
 def test_a_number_with_letters_glued_to_it_is_not_that_number(
     graders: dict[str, Grading], number: str, letters: str, around: str
 ) -> None:
-    assume(letters not in GLUED and letters.casefold() not in ("e", "st", "nd", "rd", "th"))
+    assume(letters not in SHORT and letters.casefold() not in ("e", "st", "nd", "rd", "th"))
     check_not_correct(graders, around, number + letters, number)
 
 
@@ -83,7 +83,7 @@ def test_a_number_with_a_sign_is_not_the_number_without_it(
 
 
 @settings(max_examples=40)
-@given(NUMBERS, st.sampled_from(sorted(CHANGES - NUMBER_WORDS - IN_PROSE)), AROUND)
+@given(NUMBERS, st.sampled_from(CHANGES), AROUND)
 def test_a_word_that_changes_a_number_is_not_a_unit(
     graders: dict[str, Grading], number: str, word: str, around: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_points_intervals_and_sets_of_the_same_numbers_differ(math: Grading, num
 
 
 @settings(max_examples=40)
-@given(NUMBERS, st.sampled_from(sorted(SHORT)))
+@given(NUMBERS, st.sampled_from(SHORT))
 def test_a_number_with_a_known_unit_is_that_number(math: Grading, number: str, unit: str) -> None:
     assert math.grade(rf"\boxed{{{number}\text{{ {unit}}}}}", number).status == "correct"
 
@@ -122,11 +122,6 @@ def test_only_the_end_of_a_very_long_text_is_read() -> None:
         assert grading.grade(r"\boxed{18}" + "so " * 1_000_000, "18").status == "no_answer"
         assert grading.grade("<think>" + "x" * 300_000 + r"\boxed{12}", "12").status == "no_answer"
         assert grading.grade("<think>" + "x" * 300_000 + r"</think>\boxed{12}", "12").status == "correct"
-
-
-def test_the_content_of_the_last_box_is_found() -> None:
-    assert extract_answer(r"\boxed{1} or \boxed{\frac{1}{2}} or \boxed{3") == r"\frac{1}{2}"
-    assert extract_answer("12") is None
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])

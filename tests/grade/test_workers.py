@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.grade import Grade, Grading, GradingLimits
+from stepspec.evaluation.grade import Grade, Grading
+from stepspec.evaluation.grade import workers
 from stepspec.evaluation.grade.workers import WorkerPool
 
 HANGS = ("x+1", r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}", 4.0)
@@ -42,7 +43,7 @@ def wait_until_gone(process_ids: list[int], seconds: float = 30) -> bool:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(2, GradingLimits(seconds=2))
+    pool = WorkerPool(2, seconds=2)
     yield pool
     pool.close()
 
@@ -65,12 +66,14 @@ def test_a_worker_that_hangs_is_stopped_while_the_event_loop_runs_and_the_next_q
     assert pool.ask(*EQUAL) == "same"
 
 
-def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
+def test_a_worker_that_starts_too_slowly_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "START_SECONDS", 0.001)
+
     def children() -> set[int]:
         return {int(task) for file in Path("/proc/self/task").glob("*/children") for task in file.read_text().split()}
 
     before = children()
-    pool = WorkerPool(1, GradingLimits(seconds=2), start_seconds=0.001)
+    pool = WorkerPool(1, seconds=2)
     try:
         for _ in range(2):
             with pytest.raises(StepSpecError, match="took more than 0.001 s to start"):
@@ -89,7 +92,7 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
     established: list[int] = []
     counting = threading.Lock()
     # The time limit is generous for busy machines: the test is that a repeated question gets one answer.
-    with Grading("math", num_workers=2, limits=GradingLimits(seconds=60)) as grading, ThreadPoolExecutor(4) as threads:
+    with Grading("math", num_workers=2, seconds=60) as grading, ThreadPoolExecutor(4) as threads:
 
         def grade_and_kill(row: tuple[str, str]) -> Grade:
             nonlocal num_killed, kill_at, num_done, established
@@ -114,7 +117,7 @@ def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
 
 
 def test_memory_is_limited() -> None:
-    pool = WorkerPool(1, GradingLimits(seconds=20, memory_bytes=2**27))
+    pool = WorkerPool(1, seconds=20, memory_bytes=2**28)
     try:
         assert pool.ask(*EQUAL) == "same"
         assert pool.ask("x", r"2^{2^{34}}", 20.0) != "same"
@@ -128,7 +131,7 @@ def test_memory_is_limited() -> None:
 
 
 def test_closing_stops_the_workers_and_releases_waiting_calls() -> None:
-    pool = WorkerPool(1, GradingLimits(seconds=600))
+    pool = WorkerPool(1, seconds=600)
     pool.ask(*EQUAL)
     workers = pool.worker_ids()
     with ThreadPoolExecutor(2) as threads:

@@ -145,7 +145,7 @@ def _stated(text: str, cut_short: bool) -> Found | None:
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
-                before, start = text[max(0, match.start() - _NEAR) : match.start()], prose.plain(answer)
+                start, before = prose.plain(answer), text[max(0, match.start() - _NEAR) : match.start()] * (mark == _PHRASE)
                 unfit = bool(prose.DENIES.match(start)) or start.startswith("n't") or behind[:1] == "?"
                 supposed = "would" in match[0] and bool(_SUPPOSED.search(before))
                 denied = unfit or supposed or prose.is_denied(before) or prose.is_denied(f"{before} it is ")

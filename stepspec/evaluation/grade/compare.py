@@ -148,7 +148,7 @@ def _split(text: str, separators: str = ", ; and or") -> list[str]:
             continue
         depth += (token in _OPENING or token.startswith(r"\begin")) - (token in _CLOSING or token.startswith(r"\end"))
         parts[-1] += token
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in parts]
 
 
 _SUCH_THAT = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]\s*(.+)\\\}")
@@ -179,7 +179,7 @@ def _rewritten(clean: str) -> str:
         return f"({','.join(part.partition('=')[2] for part in sorted(parts))})"
     if len(names) > 1:
         parts = [part.partition("=")[2] for part in parts]
-    return ",".join(parts) or text
+    return ",".join(parts) if all(parts) else text
 
 
 def _interval(text: str) -> str:
@@ -223,7 +223,7 @@ def _form(text: str) -> str:
     tokens = _TOKEN.findall(text) or [""]
     inner = _split("".join(tokens[1:-1]))
     if tokens[0] == r"\{" and tokens[-1] == r"\}":
-        return "value" if len(inner) == 1 else "{" if inner else "set"
+        return "set" if inner == [""] else "value" if len(inner) == 1 else "{"
     if tokens[0] in _OPENING and tokens[-1] in _CLOSING and len(inner) > 1 and len(_split(text)) == 1:
         return f"{tokens[0]}{len(inner)}{tokens[-1]}"
     return "{" if len(_split(text)) > 1 else "value"

@@ -56,7 +56,7 @@ class Number:
 _COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?!\d)")  # 1.234,56
 _GROUPED = re.compile(
     r"(?<![\d.(\[])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d\d)+,\d{3}|\d{1,3}([ _])\d{3}(?:\1\d{3})*|\d{1,3}(?:\.\d{3}){2,})"
-    r"(?![\d,]\d)"
+    r"(?!\d|,\d)"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _REWRITTEN = [

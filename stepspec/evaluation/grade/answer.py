@@ -14,8 +14,7 @@ from stepspec.evaluation.grade.latex import cleaned
 FoundBy = Literal["box", "hashes", "phrase", "last number"]
 MAX_TOGETHER = 20
 """Maximum number of boxes that can form one answer."""
-_NEAR = 200
-_FAR = 2_000
+_NEAR, _FAR = 200, 2_000
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,10 @@ def _stated(text: str, cut_short: bool) -> Found | None:
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
-                start, before = prose.plain(answer), text[max(0, match.start() - _NEAR) : match.start()] * (mark == _PHRASE)
+                start, before = (
+                    prose.plain(answer),
+                    text[max(0, match.start() - _NEAR) : match.start()] * (mark == _PHRASE),
+                )
                 unfit = bool(prose.DENIES.match(start)) or start.startswith("n't") or behind[:1] == "?"
                 supposed = "would" in match[0] and bool(_SUPPOSED.search(before))
                 denied = unfit or supposed or prose.is_denied(before) or prose.is_denied(f"{before} it is ")

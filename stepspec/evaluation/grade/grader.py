@@ -26,9 +26,10 @@ A sentence answers with its number if it names one and does nothing to it; an eq
 Values are compared exactly, a percentage also as its number. The grader `integer` takes digits in a box alone.
     number :: \frac{1}{3} :: \boxed{0.333333} :: refused
     math   :: \frac{1}{100!} :: \boxed{\frac{1}{101!}} :: refused
+    number :: 12 :: \boxed{1200\%} :: refused
     integer :: 12 :: \boxed{\frac{24}{2}} :: refused
 Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
-    math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
+    math   :: [-3,3] :: \boxed{(-3,3)} :: refused
     math   :: \pm 3 :: \boxed{x = 3 \text{ or } x = -3} :: correct
     math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
 Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.

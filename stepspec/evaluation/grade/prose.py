@@ -110,9 +110,9 @@ _IN_SENTENCE = _pattern(
 )
 _LEFT = _any(
     "times nor base modulo? page option nearly almost between either plus to step equation case problem least most than"
-    " out_of instead_of (?:divided|divisible|multiplied)_by [(\\[][^()\\[\\]]*,"
+    " out_of instead_of (?:divided|divisible|multiplied)_by"
 )
-_CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
+_CHANGED_LEFT = _pattern(rf"(?:\b{_LEFT}|[(\[][^()\[\]]*,|[-+*/^<>_\\]|\\(?:[lgn]?eq|approx)|\w\()[^\w(]*$")
 _CHANGED_RIGHT = _pattern(
     rf" ?(?:(?:{'|'.join(number.CHANGES)}|out of|(?:and|but) (?:an?|some|not))\b|(?:to|through|over) \d"
     rf"|(?:[a-z]+ ){{0,3}}{AMOUNT}\b|[-+*/<>=!_(\\^]|[a-z](?![a-z'. ]))"

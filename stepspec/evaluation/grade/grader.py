@@ -29,7 +29,7 @@ Values are compared exactly, a percentage also as its number. The grader `intege
     number :: 12 :: \boxed{1200\%} :: refused
     integer :: 12 :: \boxed{\frac{24}{2}} :: refused
 Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
-    math   :: [-3,3] :: \boxed{(-3,3)} :: refused
+    math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
     math   :: \pm 3 :: \boxed{x = 3 \text{ or } x = -3} :: correct
     math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
 Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.

@@ -12,11 +12,9 @@ from pathlib import Path
 from stepspec.base.extras import install_command
 from stepspec.errors import StepSpecError
 
-MAX_TRIES = 3
-"""Tries of a start and of a question, if the worker dies for an unrelated reason."""
+MAX_TRIES = 3  # of a start and of a question, if the worker dies for an unrelated reason
 START_SECONDS = 60.0
-MEMORY_BYTES = 2**30
-"""Address space of a worker."""
+MEMORY_BYTES = 2**30  # address space of a worker
 
 
 class WorkerPool:

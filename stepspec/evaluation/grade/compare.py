@@ -215,7 +215,7 @@ def _may_be_equal(gold: str, found: str) -> bool:
 
 
 def _form(text: str) -> str:
-    """Return the form of an answer: "matrix", "set", "{" or "value"; of a point or interval, its size."""
+    """Return the form of an answer: "matrix", "set", "{" or "value"; of a point or interval, its brackets and size."""
     if r"\begin" in text:
         return "determinant" if r"\begin{v" in text else "matrix"
     if _SET_LIKE.search(text):
@@ -225,5 +225,5 @@ def _form(text: str) -> str:
     if tokens[0] == r"\{" and tokens[-1] == r"\}":
         return "set" if inner == [""] else "value" if len(inner) == 1 else "{"
     if tokens[0] in _OPENING and tokens[-1] in _CLOSING and len(inner) > 1 and len(_split(text)) == 1:
-        return f"({len(inner)}"
+        return f"{tokens[0]}{len(inner)}{tokens[-1]}"
     return "{" if len(_split(text)) > 1 else "value"

@@ -86,15 +86,15 @@ def at_k(problems: Sequence[Samples]) -> Mapping[str, Share]:
     n = min((each.n for each in problems), default=0)
     found: dict[str, Share] = {}
     for k in sorted({n, *(2**power for power in range(n.bit_length()))}) if n > 1 else ():
-        found[f"pass@{k}"] = _share(k, problems, [each.pass_at(k) for each in problems])
+        found[f"pass@{k}"] = _share(n // k, [each.pass_at(k) for each in problems])
         if all(k == each.n or k * each.n <= MAX_CHOICES for each in problems):
-            found[f"maj@{k}"] = _share(k, problems, [each.majority_at(k) for each in problems])
+            found[f"maj@{k}"] = _share(n // k, [each.majority_at(k) for each in problems])
     return found | ({f"avg@{n}": found["pass@1"]} if n > 1 else {})
 
 
-def _share(k: int, problems: Sequence[Samples], values: Sequence[float]) -> Share:
+def _share(choices: int, values: Sequence[float]) -> Share:
     # n samples are as much as n // k independent choices of k, so that k = 1 has the interval of the accuracy.
-    return Share.of([[value] * (each.n // k) for each, value in zip(problems, values, strict=True)])
+    return Share.of([[value] * choices for value in values])
 
 
 def _answer_key(answer: str) -> Fraction | str:

@@ -14,6 +14,7 @@ from stepspec.evaluation.grade.latex import cleaned
 FoundBy = Literal["box", "hashes", "phrase", "last number"]
 MAX_TOGETHER = 20  # boxes that can form one answer
 _NEAR, _FAR = 200, 2_000
+MAX_CHARS = 1_000  # of an answer
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
 
     With `numbers`, this is the last number if there is no other. Of a text that was cut short, the last words are none.
     """
-    text = re.sub(r"<<[^<>\n]{0,200}>>", "", text)  # GSM8K's calculations
+    text = re.sub(r"<<[^<>\n]{0,200}>>|<\|\w{1,30}\|>|</?s>|<eos>", "", text)  # GSM8K's calculations, special tokens
     found = _boxed(text) or _stated(text, cut_short)
     if found or cut_short or not numbers or not (last := prose.last_number(text)):
         return found
@@ -79,39 +80,46 @@ def _boxed(text: str) -> Found | None:
     behind, content = text[end : end + _NEAR], text[first:last].strip()
     denied = prose.is_denied(before) or prose.is_changed(behind, content)
     denied = denied or prose.is_taken_back(text[end : end + _FAR], content)
-    return Found(_in_formula(before, content, behind), "box", others, denied)
+    formula = _in_formula(before, content, behind)
+    return Found(formula or content, "box", others, denied or not formula)
 
 
 _RELATION = r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![a-zA-Z])"
 # Where a formula ends: delimiters, words, list items, relations, separators, and units of one letter.
 _STOP = re.compile(
-    rf"\n(?:\s*(?:[-*•–]|\(?\w{{1,2}}[.)])\s)?|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|{_RELATION}"
+    rf"\n(?:\s*(?:[-*•–>]|\(?\w{{1,2}}[.)])\s)?|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|{_RELATION}"
     r"|\\(?:begin|end)\{[a-z*]+\}|\\(?:text|mbox|mathrm|textbf|mathbf|boldsymbol)\s*\{|,(?!\d{3}|\})|\.(?!\d)|[!?](?=\s|$)"
     r"|\\(?:approx|equiv|sim|implies|therefore|because|to|in|pmod|q?quad|(?:black)?square|qed|[RLrl]\w*arrow)(?![a-zA-Z])"
-    r"|\*\*|__|`|[✅🎉≈]|(?<=\s)[mgshLCF](?=\s|[.,]|$)"
+    r"|\*\*|__|`|[✅🎉≈→]|(?<=\s)[mgshLCF](?=\s|[.,]|$)"
     r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
 )
-_BLANK = re.compile(r"\\[!,;: ]|\\displaystyle|\\?\$|\^\s*\{?\s*\\circ\s*\}?|[\s{}~*#€£¥₹—]|US")
+_NO_FORMULA = re.compile(r"\\displaystyle|\\?\$|\^\s*\{?\s*\\circ\s*\}?|US|[^\w\\^!%/+*()\[\]|−–-]|_")
 
 
-def _in_formula(before: str, content: str, behind: str) -> str:
-    """Return what the box's side of its equation says, with the content in the place of the box."""
-    before = f"\n{before}"
+def _in_formula(before: str, content: str, behind: str) -> str | None:
+    """Return what the box's side of its equation says, with the content in the place of the box; None of an inequality
+    or a pair."""
+    before, behind = (
+        re.sub(r"(?<!\\)\\[!,;: ]|\\(?:left|right|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", " ", each)
+        for each in (f"\n{before}", behind)
+    )
     *_, stop = _STOP.finditer(before)
     left, cut, end = before[stop.end() :], stop[0], _STOP.search(behind)
     right, next_cut = (behind[: end.start()], end[0]) if end else (behind.rstrip("!?."), "")
     if next_cut in ("$", r"\)", r"\]") and end:  # what goes on behind `$`, as in `$\boxed{6}$%`
         right += (re.match(r"\\?%|\^?\\circ|\d|\\pi|\\sqrt\S*", behind[end.end() :]) or [""])[0]
-    left, right = (re.sub(r"\\(?:left|right)(?![a-zA-Z])", "", side).strip() for side in (left, right))
-    if re.fullmatch(_RELATION, next_cut) or re.fullmatch(_RELATION, cut):
-        return f"{left}{content}{next_cut} x" if re.fullmatch(_RELATION, next_cut) else f"{cut} {left}{content}{right}"
-    if cut in (",", ";") and right[:1] in (")", "]"):
-        return f"(?, {content})"  # one of the values of a pair
+    left, right = left.strip(), right.strip()
+    if (
+        re.fullmatch(rf"{_RELATION}", next_cut)
+        or re.fullmatch(_RELATION, cut)
+        or (cut in (",", ";") and right[:1] in (")", "]"))
+    ):
+        return None
     while left[-1:] in ("(", "["):
         left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
     if right.count(")") > right.count("("):
         right = right[: right.index(")")]
-    bare_left, bare_right = _BLANK.sub("", left), _BLANK.sub("", right).rstrip("([–—-")
+    bare_left, bare_right = _NO_FORMULA.sub("", left), _NO_FORMULA.sub("", right).rstrip("([–—-")
     if (next_cut == "=" and (bare_left or bare_right)) or not (bare_left or bare_right):
         return content  # also a gap that was filled: `3 + \boxed{5} = 8`
     if bare_left in ("", "-", "−", "–") and bare_right in ("", "%", r"\%"):
@@ -130,16 +138,19 @@ _SUPPOSED = re.compile(r"(?i:(?:^|[.!?\n])\W*(?:if|suppose))\b[^.!?\n]*$")
 _MARKS: dict[str, tuple[FoundBy, str]] = {
     r"^[ \t]*####(?!#)[ \t]*(?=\S)": ("hashes", r"\n"),
     r"<answer>\s*(?=\S)": ("phrase", r"</answer>"),
-    _PHRASE: ("phrase", r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)"),
+    _PHRASE: ("phrase", r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<!\\)!(?=\s|$)|\?(?=\s|$)"),
 }
+# What stands between a phrase and its answer: the beginning of a formula, a code fence, a quote or a list item.
+_LEAD = re.compile(r"(?:\s|\\[\[(]|\$\$?(?=\s)|```\w*\n|\n[ \t]*(?:>|[-*•][ \t]))*+")
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:
     for mark, (by, stop) in _MARKS.items():
         for match in reversed(deque(re.finditer(mark, text, re.IGNORECASE | re.MULTILINE), maxlen=20)):
-            rest = text[match.end() : match.end() + _FAR]
+            start = _LEAD.match(text, match.end()).end() if by == "phrase" else match.end()
+            rest = text[start : start + MAX_CHARS]
             end = re.search(stop, rest)
-            answer, behind = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+            answer, behind = (rest[: end.start()], text[start + end.start() :][:_FAR]) if end else (rest, "")
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from stepspec.evaluation.grade.latex import WORDS, cleaned, listed, text_key
-from stepspec.evaluation.grade.number import is_unit, read_number
+from stepspec.evaluation.grade.number import in_digits, is_unit, read_number
 from stepspec.evaluation.grade.prose import DENIES, PART, named_number
 
 DecidedBy = Literal["number", "text", "symbolic"]
@@ -58,7 +58,7 @@ def value_of(clean: str) -> str:
     clean = _MEMBER.sub("", clean, count=1) if _MEMBER.match(clean) else clean
     exact, about, decimal = clean.partition(r"\approx")
     clean = exact.strip() if about and read_number(decimal.strip()) else clean
-    if "=" not in clean or len(_split(clean)) > 1 or re.search(r"\\(?:neq|approx)|[<>]", clean):
+    if "=" not in clean or len(_split(in_digits(clean))) > 1 or re.search(r"\\(?:neq|approx)|[<>]", clean):
         return clean
     *firsts, last = (part.strip() for part in clean.split("="))
     name = WORDS.sub(r" \1 ", firsts[0])
@@ -100,7 +100,7 @@ _UNITS = dict(
     each.split("/")
     for each in listed(
         """millimeter/mm centimeter/cm meter/m kilometer/km inch/in feet/ft foot/ft yard/yd mile/mi gram/g kilogram/kg
-        ounce/oz pound/lb liter/L second/s minute/min hour/h cent/cent dollar/USD degree/circ radian/rad"""
+        ounce/oz pound/lb liter/L second/s minute/min hour/h day/day week/week month/month year/year cent/cent dollar/USD degree/circ radian/rad"""
     )
 )
 _WORDS_AFTER = r"(?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2}"
@@ -111,7 +111,7 @@ def split_unit(clean: str) -> tuple[str, str | None]:
     r"""Return a formula without its unit, and the unit if it is known: `2\pi` and `cm` for `2\pi\text{ cm}^2`."""
     match = _UNIT.search(clean)
     words = WORDS.sub(r" \1 ", match[1] or " circ") if match else ""
-    names = (_UNITS.get(re.sub("(?<=.)e?s$", "", word), word) for word in words.split())
+    names = (_UNITS.get(each, each) for word in words.split() for each in (word, word[:-1], word[:-2]))
     unit = next((name for name in names if name in _UNITS.values()), None)
     is_angle = unit == "circ" and re.search(r"\\(?:sin|cos|tan)", clean)
     if not match or is_angle or not is_unit(words) or not (unit or r"\text" in match[0] or "unit" in words):
@@ -168,17 +168,18 @@ def _rewritten(clean: str) -> str:
     if re.fullmatch(r"\].*[\[\])]|\[.*\[", text):  # `]1,2[`
         text = text[0].replace("]", "(") + text[1:-1] + text[-1].replace("[", ")")
     text = re.sub(r"(\d+(?:\.\d+)?)\s*\^\\circ", r"(\\frac{\1\\pi}{180})", text.replace(r"+\infty", r"\infty"))
+    text = re.sub(r",\s*(?=\\text\{\s*(?:and|or)\b|(?:and|or)\b)", " ", text)
     if re.search(r",\s", text):  # `1,000, 2,000`
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     ratio = _RATIO.split(text)
     if len(ratio) > 1 and all(ratio) and "{" not in text[:2]:
         return rf"\langle {','.join(ratio)}\rangle"
     parts = [_SIGNS.sub(sign, each) for each in _split(text) for sign in ("+-" if _SIGNS.search(each) else "+")]
-    names = [part.partition("=")[0].strip() for part in parts if "=" in part]
+    names = [re.sub(r"_\{?\d+\}?", "", part.partition("=")[0].strip()) for part in parts if "=" in part]
     if len({*names}) > 1:
         return f"({','.join(part.partition('=')[2] for part in sorted(parts))})"
-    if len(names) > 1:
-        parts = [part.partition("=")[2] for part in parts]
+    if names and len(parts) > 1 and "=" in parts[0]:
+        parts = [part.rpartition("=")[2] for part in parts]
     return ",".join(parts) if all(parts) else text
 
 

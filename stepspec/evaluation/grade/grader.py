@@ -45,7 +45,7 @@ from time import monotonic
 from typing import Literal, get_args
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.grade.answer import Found, FoundBy, find_answer, without_thinking
+from stepspec.evaluation.grade.answer import MAX_CHARS, Found, FoundBy, find_answer, without_thinking
 from stepspec.evaluation.grade.compare import DecidedBy, compare, value_of
 from stepspec.evaluation.grade.latex import cleaned
 from stepspec.evaluation.grade.number import read_number
@@ -58,8 +58,8 @@ MAX_ANSWER_CHARS = 200
 """Maximum length of a stored answer. The full answer is graded."""
 MAX_TEXT_CHARS = 250_000
 """Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
-MAX_CHARS, MAX_FORMULA_CHARS = 1_000, 400
-"""Maximum lengths of an answer, and of a formula in a symbolic comparison."""
+MAX_FORMULA_CHARS = 400
+"""Maximum length of a formula in a symbolic comparison."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Grading(AbstractContextManager["Grading"]):
         kind: the kind of the gold answers.
         last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
         num_workers: the number of processes that compare formulas concurrently. They start on first use.
-        seconds: processor seconds for a symbolic comparison. All of an answer take at most twice as long on the clock.
+        seconds: processor seconds for a symbolic comparison. All of an answer take at most 1.5 times as long.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Grading(AbstractContextManager["Grading"]):
         found = find_answer(text, numbers=numbers, cut_short=cut_short)
         if found is None or (self._kind == "integer" and found.by != "box"):
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
-        answer = found.text[:MAX_ANSWER_CHARS]
+        answer = ", ".join((*found.others, found.text))[:MAX_ANSWER_CHARS]
         try:
             right, by = self._decide(found, gold)
         except _Undecided as undecided:
@@ -176,7 +176,7 @@ class Grading(AbstractContextManager["Grading"]):
         if self._kind == "integer":
             numbers = [number_in(value_of(cleaned(answer))) for answer in answers]
             return all(number and number.whole and str(number.value) == gold for number in numbers), "number"
-        algebra = partial(self._same_formulas, monotonic() + 2 * self._seconds)
+        algebra = partial(self._same_formulas, monotonic() + 1.5 * self._seconds)
         right, by = compare(gold, ", ".join(answers), algebra)
         # Joined boxes are one answer, unless they all say the same.
         return right or (len(answers) > 1 and all(compare(gold, each, algebra)[0] for each in answers)), by

@@ -31,8 +31,8 @@ _RENAMED = {
         (r"\geq ", "ge geqslant geqq"), (r"\cdot ", "times ast"), (r"\{", "lbrace lcurly"), (r"\}", "rbrace rcurly"),
         ("<", "lt"), (">", "gt"), ("/", "div"), ("|", "lvert rvert vert mid"), (r"\emptyset ", "varnothing"),
         ("...", "ldots dots cdots"), (r"^\circ ", "degree"), (r"\text{or}", "lor vee"), (r"\text{and}", "land wedge"),
-        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf"),
-        ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr euro pounds"),
+        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf checkmark"),
+        ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr large Large LARGE huge Huge small euro pounds"),
     ]
     for name in names.split()
 }  # fmt: skip
@@ -44,7 +44,8 @@ _RULES = [
     for pattern, replacement in (
         # `1{,}234` and `1,\!234` are one number; `1,\,234` and `1,\ 234` are two.
         (r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;: ]\s*|\u2009|')(?=\d{3}(?!\d))", ""),
-        (r"\\(?:hspace|vspace|hskip|[hv]?phantom|label|tag)\*?\s*\{[^{}]*\}|(?<!\\)\\!", ""),
+        (r"(\\\\)\[[^\[\]]*\]", r"\1"),
+        (r"\\(?:hspace|vspace|hskip|[hv]?phantom|label|tag|(?:text)?color)\*?\s*\{[^{}]*\}|(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\u2009", " "),
         (_STYLES, r"\1"),
         (_STYLES, r"\1"),
@@ -72,11 +73,17 @@ _BARE_NAMES = re.compile(
     r"(?<![\\a-zA-Z])(pi|inf(?:ty|inity)|alpha|beta|theta|(?:arc)?(?:sin|cos|tan)|cot|csc|ln|log)(?![a-zA-Z])"
 )
 _WRAPPED = re.compile(r"(\\\(|\\\[|\*{1,2}|__|\${1,2}|`)(.+?)(?:\\\)|\\\]|\*{1,2}|__|(?<!\\)\${1,2}|`)", re.DOTALL)
-# An exclamation mark behind a formula is a factorial.
-_LAST_MARKS = re.compile(r"(?:(?<!\\)[.,;:\s✅✓🎉\ufe0f]|(?<![\d)}a-z])!)+$")
 _EMPHASIS = re.compile(r"(?<![\w*)])(\*\*|\*|__)(?=[^\s*_])([^*_\n]+?)(?<=[^\s*_])\1(?![\w*(])")
 _BRACES = re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)(?<!\\)\}")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
+
+
+def _without_marks(text: str) -> str:
+    marks = " \t\n.,;:✅✓🎉\ufe0f"
+    bare = text.rstrip(marks + "!")
+    if bare[-1:].isalnum() or bare[-1:] in ("}", ")"):  # an exclamation mark behind a formula is a factorial
+        bare = text.rstrip(marks)
+    return bare + text[len(bare) : len(bare) + 1] if bare.endswith("\\") else bare
 
 
 @lru_cache(maxsize=4096)
@@ -88,9 +95,10 @@ def cleaned(answer: str) -> str:
     """
     text = "".join(str(unicodedata.decimal(sign)) if ord(sign) > 127 and sign.isdecimal() else sign for sign in answer)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = _LAST_MARKS.sub("", _EMPHASIS.sub(r"\2", text.translate(_UNICODE)).strip())
-    while wrapped := _WRAPPED.fullmatch(text):
-        text = _LAST_MARKS.sub("", wrapped[2].strip())
+    text = _without_marks(_EMPHASIS.sub(r"\2", text.translate(_UNICODE)).strip())
+    for _ in range(4):
+        if wrapped := _WRAPPED.fullmatch(text):
+            text = _without_marks(wrapped[2].strip())
     text = _COMMAND.sub(lambda match: match[1] or _RENAMED.get(match[2] or "left", match[0]), text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)

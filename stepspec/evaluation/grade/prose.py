@@ -38,11 +38,11 @@ _IF = _any("if suppose assume assuming unless whether let")
 _RIGHT = r"(?:quite )?(?:the )?(?:\w+ )?(?:right|correct|true|answer|it)\b"
 _WRONG = rf"(?:(?:\w+ly |quite )?(?:wrong|incorrect|false|mistaken)|an? (?:mistake|error)|not {_RIGHT})"
 _IS_WRONG = rf"{_WRONG}(?! (?:if|when|unless|only)\b)"
-_START = r"(?:^|[.!?…\n])\W*"
+_START = r"(?:^|[.!?…\n])\W{0,8}"
 DENIES = _pattern(rf"\b(?:{_NOT}|false|different from|far from)\b|n't\b")
 # What stands before an answer: a denial, a part, a condition, or the first of two numbers.
 _BEFORE = _pattern(
-    rf"(?:\b(?:{_NOT}|(?:less|more|other) than)|n't)\b(?: (?!{_VERB}\b)[\w']+){{0,3}}[ (:]*$"
+    rf"(?:\b(?:{_NOT}|(?<!no )(?:less|more|other) than)|n't)\b(?: (?!(?:{_VERB}|more|less)\b)[\w']+){{0,3}}[ (]*$"
     rf"|\b{PART}(?: of)?(?: {_IT} (?:is|equals))?[ (:]*$"
     rf"|(?<!only )\b{_IF} (?!and only)(?:(?!\bthen\b|\banswer\b).)*(?: is| are| was| were| be|=)[ (]*$"
     rf"|(?<![\w.,/^*+-])-?\d[\d,.]* ?,? ?(?:(?:or|to|through) |[–—-] ?)\(?$|\d[.,:]$|\d ?{_UNIT} (?:and )?\(?$"
@@ -53,9 +53,11 @@ _BEHIND = _pattern(
     rf" ?(?:per ?cent|\\?%) ?of\b|,\d{{3}}(?!\d)|, ?-?\d[\d.]* ?(?:[,.)]|$)|(?-i: ?[kKMB])\b(?=$| )|\.\d| ?\?"
     rf"| {_UNIT},? (?:and )?\d| ?(?:{SCALE}|{PARTS})\b| (?:and|plus) \w+ {PARTS}\b"
     rf"|,? ?\(?(?:(?:is|was|are) )?{_IS_WRONG}|,? (?:isn|wasn)'t {_RIGHT}| times (?:as|the|that|\d)"
-    r"| (?:squared|cubed|factorial|mod|over|plus)\b| or (?:so|more|less|fewer)\b(?! than)"
+    r"| (?:squared|cubed|factorial|mod|over|plus|minus)\b| or (?:so|more|less|fewer)\b(?! than)"
 )
-_ANOTHER = _pattern(rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:\w+ly )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])")
+_ANOTHER = _pattern(
+    rf"(?: [a-z]+)?,? ?\(?(?:(?:or|to|through) (?:(?!approx|rough)\w+ly )?|[–—-] ?){_NUMBER}(?![\w.,/^*+-]*[\w/^*])"
+)
 _TAKEN_BACK = _pattern(
     rf"(?:{_START}|\b(?:but|which|and|so|no|wait|hmm+|actually|oh)\W+)(?:(?:which|that|this|it|(?:the|my) answer) ?)?"
     rf"(?:(?:is|was|seems|must be|'s) {_IS_WRONG}|(?:(?:isn|wasn|can)'t|can ?not) (?:be )?{_RIGHT}|wrong\b(?=[.,!]))"
@@ -64,15 +66,18 @@ _TAKEN_BACK = _pattern(
 )
 _REGRETS = _pattern(
     rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
-    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the answer|it) (?:is|should be|must be))\b"
+    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the (?:real |correct |right )?answer|it) ?(?:is|'s|should be|must be))\b"
 )
-_COMES_TO = _pattern(rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops)|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])")
+_COMES_TO = _pattern(
+    rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops|correction)|'s|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])"
+)
+_CONFIRMS = _pattern(r"\b(?:correct|confirmed|matches|checks out)\W*$")
 _NO_ANSWER = _pattern(rf"^\W*{_IF}\b|\b{PART} (?:of )?{_IT}\b|\?$|{DENIES.pattern}")
 
 
 def is_denied(before: str) -> bool:
     """Return whether the clause that ends in an answer denies it or does something to it."""
-    clause = re.split(r"(?:[.!?;] |\n\s*\n|, )(?!\s*$)", plain(before))[-1]
+    clause = re.split(r"(?:[.!?;:] |\n\s*\n|, )(?!\s*$)", plain(before))[-1]
     return bool(_BEFORE.search(clause.replace("\n", " ")))
 
 
@@ -86,10 +91,11 @@ def is_changed(behind: str, answer: str) -> bool:
 def is_taken_back(behind: str, answer: str) -> bool:
     """Return whether a text says later that an answer is wrong, or states another number."""
     behind = plain(behind)
-    if _TAKEN_BACK.search(behind):
+    taken = _TAKEN_BACK.search(behind)
+    if taken and not re.search(r"\d", behind[: taken.start()]):
         return True
     regret = _REGRETS.search(behind)
-    if regret is None or not number_in(cleaned(answer[:100])):
+    if regret is None or _CONFIRMS.search(behind) or not number_in(cleaned(answer[:100])):
         return False
     others = [match[1] for match in _COMES_TO.finditer(behind, regret.start())]
     return bool(others) and not _is_same(answer, others[-1])
@@ -125,7 +131,7 @@ _UNSOLVED = re.compile(
 def named_number(clean: str) -> Number | None:
     """Return the number that a sentence names as its answer; None if it names none or several, or changes it."""
     text = " ".join(plain(in_digits(clean)).split())
-    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d) \([a-z-]+\)|\^ ?\\circ", "", text)
+    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d)( [a-z]+)? \([^()=]*\)|\^ ?\\circ", r"\1", text)
     before, _, behind = text.rpartition("=")
     if before and (_UNSOLVED.search(before) or not _IN_SENTENCE.match(behind.strip())):
         return None
@@ -160,4 +166,5 @@ def last_number(text: str) -> tuple[str, str] | None:
     )
     clause = " ".join(in_digits(cleaned(tail[start:end].strip("> \n"))).split())
     numbers = [*_IN_SENTENCE.finditer(clause)]
-    return (numbers[-1][0], tail[end:]) if numbers and named_number(clause) else None
+    named = named_number(clause) or len(_values(clause)) > 1
+    return (numbers[-1][0], tail[end:]) if numbers and named else None

@@ -90,8 +90,8 @@ _STOP = re.compile(
     rf"\n(?:\s*(?:[-*•–>]|\(?\w{{1,2}}[.)])\s)?|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|{_RELATION}"
     r"|\\(?:begin|end)\{[a-z*]+\}|\\(?:text|mbox|mathrm|textbf|mathbf|boldsymbol)\s*\{|,(?!\d{3}|\})|\.(?!\d)|[!?](?=\s|$)"
     r"|\\(?:approx|equiv|sim|implies|therefore|because|to|in|pmod|q?quad|(?:black)?square|qed|[RLrl]\w*arrow)(?![a-zA-Z])"
-    r"|\*\*|__|`|[✅🎉≈→]|(?<=\s)[mgshLCF](?=\s|[.,]|$)"
-    r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
+    r"|\*\*|__|`|[✅🎉≈→]|(?<=\s)[mgshLCF](?=[\s.,²³]|$)"
+    r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[À-ÿ\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
 )
 _NO_FORMULA = re.compile(r"\\displaystyle|\\?\$|\^\s*\{?\s*\\circ\s*\}?|US|[^\w\\^!%/+*()\[\]|−–-]|_")
 
@@ -119,7 +119,9 @@ def _in_formula(before: str, content: str, behind: str) -> str | None:
         left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
     if right.count(")") > right.count("("):
         right = right[: right.index(")")]
-    bare_left, bare_right = _NO_FORMULA.sub("", left), _NO_FORMULA.sub("", right).rstrip("([–—-")
+    if cut in ("$", r"\(") and not left and re.search(r"[\s(=:][-−–]$", before[: stop.start()]):
+        left = "-"
+    bare_left, bare_right = _NO_FORMULA.sub("", left), _NO_FORMULA.sub("", right).rstrip("([–—-/")
     if (next_cut == "=" and (bare_left or bare_right)) or not (bare_left or bare_right):
         return content  # also a gap that was filled: `3 + \boxed{5} = 8`
     if bare_left in ("", "-", "−", "–") and bare_right in ("", "%", r"\%"):
@@ -141,7 +143,7 @@ _MARKS: dict[str, tuple[FoundBy, str]] = {
     _PHRASE: ("phrase", r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<!\\)!(?=\s|$)|\?(?=\s|$)"),
 }
 # What stands between a phrase and its answer: the beginning of a formula, a code fence, a quote or a list item.
-_LEAD = re.compile(r"(?:\s|\\[\[(]|\$\$?(?=\s)|```\w*\n|\n[ \t]*(?:>|[-*•][ \t]))*+")
+_LEAD = re.compile(r"(?:(?<=\n)(?:>|[-*•][ \t])|\s|\\[\[(]|\$\$?(?=\s)|```\w*\n)*+")
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:

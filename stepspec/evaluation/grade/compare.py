@@ -15,22 +15,23 @@ Algebra = Callable[[str, str], bool]
 
 def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
     """Return whether an answer is the gold answer, and what has decided it."""
-    gold, found = (_BASE.sub(lambda m: f"{m[1]}_{_BASES.get(m[2], m[2])}", cleaned(each)) for each in (gold, found))
-    if text_key(gold) == text_key(found) or _BASE.match(gold) or _BASE.match(found):
-        return text_key(gold) == text_key(found), "text"
-    if re.fullmatch(r"\d\d?:\d\d", gold):
-        found = re.sub(r"\s*(?:\\text\{)?\s*[apAP]\.?\s?[mM]\.?\}?$", "", found)
+    gold, found = cleaned(gold), cleaned(found)
+    if text_key(gold) == text_key(found):
+        return True, "text"
     if "=" not in gold:
         gold, found = value_of(gold), value_of(found)
     elif "=" not in found and re.fullmatch(rf"{_LETTER}(?:\([^()]*\))?", gold.partition("=")[0].strip()):
         gold = value_of(gold)
+    bases = [match and (match[1], _BASES.get(match[2], match[2])) for match in map(_BASE.fullmatch, (gold, found))]
+    if any(bases):
+        return bases[0] == bases[1], "text"
     for read in (_time, _choice):
         if wanted := read(gold):
             return wanted == read(found), "text"
     if len({split_unit(gold)[1], split_unit(found)[1]} - {None}) > 1:
         return False, "text"
     expected, number = read_number(gold), read_number(found)
-    if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text", found):
+    if expected and not number and re.search(r"(?<!\\)\b[a-zA-Z]{3,}|\\text|\d \(", found):
         number = named_number(found)
     if expected and number:
         return expected.equals(number), "number"
@@ -92,7 +93,7 @@ def _choice(clean: str) -> str | None:
 
 
 _BASES = {word: str(base) for base, word in enumerate(listed("two three four five six seven eight"), 2)}
-_BASE = re.compile(r"^\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*$")
+_BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
 
 
 # The units that are compared, each with its abbreviation.
@@ -119,7 +120,7 @@ def split_unit(clean: str) -> tuple[str, str | None]:
     return clean[: match.start()].strip() or clean, unit
 
 
-_WORDS_ONLY = re.compile(r"(?:\d{1,2} (?=[A-Z]))?[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
+_WORDS_ONLY = re.compile(r"(?:\d{1,2}(?:st|nd|rd|th)? (?=[A-Z]))?[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
 _LEFT_OUT = listed("the a an on in at is it s and")
 
 

@@ -14,7 +14,6 @@ Boxes with nothing but separators between them are one answer. What a formula do
 What is denied is what the text says plainly. Words behind a number are its unit, unless they make another number of it.
     all    :: 6 :: at least \boxed{6} more than Ann, in $\text{cm}^2$ :: correct
     all    :: 6 :: \boxed{6} dozen :: refused
-    all    :: 6 :: It is not \boxed{6}. :: refused
     all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
     all    :: 6 :: \boxed{6}. This is wrong if prices change. It is not necessary to simplify. :: correct
     all    :: 7 :: \boxed{7 xyz} :: refused
@@ -22,16 +21,13 @@ Styles, currencies and degrees are left out. Digits are one number only with mar
     all    :: 1200 :: \boxed{\textbf{(\$1{,}200.00)}^\circ} :: correct
 A sentence answers with its number if it names one and does nothing to it; an equation, if it is solved.
     all    :: 74 :: \boxed{\angle APC = 70 + 4 = 74^\circ} :: correct
-    math   :: x=5 :: \boxed{y=5} :: refused
 Values are compared exactly, a percentage also as its number. The grader `integer` takes digits in a box alone.
     number :: \frac{1}{3} :: \boxed{0.333333} :: refused
     math   :: \frac{1}{100!} :: \boxed{\frac{1}{101!}} :: refused
     number :: 12 :: \boxed{1200\%} :: refused
-    integer :: 12 :: \boxed{\frac{24}{2}} :: refused
 Points, intervals and sets are three things; a list may be a set, and an inequality is an interval.
     math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
     math   :: \pm 3 :: \boxed{x = 3 \text{ or } x = -3} :: correct
-    math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
 Of choices one is named. Words are compared as words, and a time has its half of the day if the gold answer has it.
     math   :: (A) :: \boxed{(A) and (B)} :: refused
     math   :: 5:30\text{ p.m.} :: \boxed{5:30\text{ a.m.}} :: refused
@@ -54,12 +50,9 @@ from stepspec.evaluation.grade.workers import WorkerPool
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
 GraderKind = Literal["integer", "number", "math"]
-MAX_ANSWER_CHARS = 200
-"""Maximum length of a stored answer. The full answer is graded."""
-MAX_TEXT_CHARS = 250_000
-"""Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
-MAX_FORMULA_CHARS = 400
-"""Maximum length of a formula in a symbolic comparison."""
+MAX_ANSWER_CHARS = 200  # of a stored answer; the full answer is graded
+MAX_TEXT_CHARS = 250_000  # longer texts are read from their end only, about 60,000 tokens
+MAX_FORMULA_CHARS = 400  # in a symbolic comparison
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,6 @@ class Grade:
 
     status: Status
     answer: str | None = None
-    """The answer found, cut off at `MAX_ANSWER_CHARS` characters."""
     found_by: FoundBy | None = None
     decided_by: DecidedBy | None = None
     why: str | None = None

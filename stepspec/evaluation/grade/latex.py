@@ -78,12 +78,12 @@ _BRACES = re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)(?<!\\)\}")
 WORDS = re.compile(r"\\text\{([^{}]*)\}")
 
 
+_MARKS = " \t\n.,;:✅✓🎉\ufe0f"
+
+
 def _without_marks(text: str) -> str:
-    marks = " \t\n.,;:✅✓🎉\ufe0f"
-    bare = text.rstrip(marks + "!")
-    if bare[-1:].isalnum() or bare[-1:] in ("}", ")"):  # an exclamation mark behind a formula is a factorial
-        bare = text.rstrip(marks)
-    return bare + text[len(bare) : len(bare) + 1] if bare.endswith("\\") else bare
+    text = re.sub(r"(?<!\\)\\[,;:! ]\s*$", "", text.rstrip()).rstrip(_MARKS)
+    return re.sub(r"(?<![\w)}!])!+$", "", text).rstrip(_MARKS)  # behind a formula, it is a factorial
 
 
 @lru_cache(maxsize=4096)

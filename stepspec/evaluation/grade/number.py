@@ -24,7 +24,7 @@ CHANGES = listed(
     base if unless otherwise wrong incorrect false beyond about approximately roughly twice"""
 )
 """Words behind a number that deny it or make another number of it, beside amounts."""
-LINKS = listed("and to but less more fewer short below above under over")
+LINKS = listed("and to but short below above under over")
 """Words that do so in an answer, and in a sentence begin another phrase."""
 SHORT = listed(
     """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm

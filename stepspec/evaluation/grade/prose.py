@@ -65,7 +65,7 @@ _TAKEN_BACK = _pattern(
     r"|\b(?:scratch|strike|forget|ignore|take) (?:that|it back)\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
 _REGRETS = _pattern(
-    rf"(?:{_START}|[,;] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
+    rf"(?:{_START}|[,;:] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
     r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the (?:real |correct |right )?answer|it) ?(?:is|'s|should be|must be))\b"
 )
 _COMES_TO = _pattern(
@@ -131,7 +131,8 @@ _UNSOLVED = re.compile(
 def named_number(clean: str) -> Number | None:
     """Return the number that a sentence names as its answer; None if it names none or several, or changes it."""
     text = " ".join(plain(in_digits(clean)).split())
-    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d)( [a-z]+)? \([^()=]*\)|\^ ?\\circ", r"\1", text)
+    text = re.sub(r",? \(?(?:and )?not -?\d[\d.,]*\)?|(?<=\d)( [a-z]+)? \((?!no\b)[^()=]*\)|\^ ?\\circ", r"\1", text)
+    text = re.sub(r"^(\W*[\d.,]+ [a-z]+),? (?:for|because|since|after|in) .*", r"\1", text)
     before, _, behind = text.rpartition("=")
     if before and (_UNSOLVED.search(before) or not _IN_SENTENCE.match(behind.strip())):
         return None
@@ -158,7 +159,10 @@ _END = _pattern(rf"(?<!\b[A-Z])[.!?](?=[\s\"')\]}}]|$)|\n|[,;:] |{_LINK}")
 
 def last_number(text: str) -> tuple[str, str] | None:
     """Return the number that the last clause of a text with a number names, and what stands behind that clause."""
-    tail = plain(text[-2_000:])
+    tail = text[-2_000:].rstrip()
+    if bold := re.search(r"\*\*([^*\n]*\d[^*\n]*)\*\*[^*\n]*$", tail):
+        tail = tail[: bold.end(1)]  # what is emphasized in the last line
+    tail = plain(tail)
     start, end = next(
         (start, end)
         for start, end in reversed([*pairwise([0, *(end.end() for end in _END.finditer(tail)), len(tail)])])
@@ -166,5 +170,8 @@ def last_number(text: str) -> tuple[str, str] | None:
     )
     clause = " ".join(in_digits(cleaned(tail[start:end].strip("> \n"))).split())
     numbers = [*_IN_SENTENCE.finditer(clause)]
-    named = named_number(clause) or len(_values(clause)) > 1
-    return (numbers[-1][0], tail[end:]) if numbers and named else None
+    named = named_number(clause)
+    if not numbers or (named is None and len(_values(clause)) == 1):
+        return None
+    number = next((each[0] for each in numbers if named and read_number(cleaned(each[0])) == named), numbers[-1][0])
+    return number, tail[end:]

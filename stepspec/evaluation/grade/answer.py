@@ -1,7 +1,5 @@
 r"""Find the answer in a text: the last box, else the text behind `####`, in `<answer>` or behind an answer phrase, else
-the last number. What a formula does to its box belongs to the answer: `-\boxed{6}` is -6, `\boxed{6}\pi` is 6 pi.
-Nothing in the thinking is an answer, even if its block is not closed.
-"""
+the last number. What a formula does to its box belongs to the answer. Nothing in the thinking is an answer."""
 
 import re
 from collections import deque
@@ -36,8 +34,7 @@ def find_answer(text: str, *, numbers: bool, cut_short: bool) -> Found | None:
     found = _boxed(text) or _stated(text, cut_short)
     if found or cut_short or not numbers or not (last := prose.last_number(text)):
         return found
-    number, behind = last
-    return Found(number, "last number", denied=prose.is_taken_back(behind, number))
+    return Found(last[0], "last number", denied=prose.is_taken_back(last[1], last[0]))
 
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
@@ -48,11 +45,10 @@ def closed_boxes(text: str) -> list[tuple[int, int, int, int]]:
     open_braces: list[tuple[int, int] | None] = []
     found: list[tuple[int, int, int, int]] = []
     for match in _BRACE.finditer(text):
-        brace = match[0]
-        if brace in (r"\{", r"\}"):
+        if match[0] in (r"\{", r"\}"):
             continue
-        if brace != "}":
-            open_braces.append(None if brace == "{" else (match.start(), match.end()))
+        if match[0] != "}":
+            open_braces.append(None if match[0] == "{" else (match.start(), match.end()))
         elif open_braces and (box := open_braces.pop()):
             while found and found[-1][0] > box[0]:
                 found.pop()
@@ -90,30 +86,24 @@ _STOP = re.compile(
     rf"\n(?:\s*(?:[-*•–>]|\(?\w{{1,2}}[.)])\s)?|(?<!\\)\$|\\[\[\]()]|</?[a-zA-Z][^<>]{{0,20}}>|[=;&]|:(?!\d)|\\\\|{_RELATION}"
     r"|\\(?:begin|end)\{[a-z*]+\}|\\(?:text|mbox|mathrm|textbf|mathbf|boldsymbol)\s*\{|,(?!\d{3}|\})|\.(?!\d)|[!?](?=\s|$)"
     r"|\\(?:approx|equiv|sim|implies|therefore|because|to|in|pmod|q?quad|(?:black)?square|qed|[RLrl]\w*arrow)(?![a-zA-Z])"
-    r"|\*\*|__|`|[✅🎉≈→]|(?<=\s)[mgshLCF](?=[\s.,²³]|$)"
-    r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])|[À-ÿ\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]"
+    r"|\*\*|__|[`✅🎉≈→À-ÿ\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|(?<=\s)[mgshLCF](?=[\s.,²³]|$)"
+    r"|(?<![\\a-zA-Z])(?:[a-zA-Z][a-z'’]+|[aAI](?=\s))(?![a-zA-Z])"
 )
-_NO_FORMULA = re.compile(r"\\displaystyle|\\?\$|\^\s*\{?\s*\\circ\s*\}?|US|[^\w\\^!%/+*()\[\]|−–-]|_")
+_LAYOUT = re.compile(r"(?<!\\)\\[!,;: ]|\\(?:left|right|displaystyle|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])")
+_NO_FORMULA = re.compile(r"\\?\$|\^\s*\{?\s*\\circ\s*\}?|US|[^\w\\^!%/+*()\[\]|−–-]|_")
 
 
 def _in_formula(before: str, content: str, behind: str) -> str | None:
-    """Return what the box's side of its equation says, with the content in the place of the box; None of an inequality
-    or a pair."""
-    before, behind = (
-        re.sub(r"(?<!\\)\\[!,;: ]|\\(?:left|right|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])", " ", each)
-        for each in (f"\n{before}", behind)
-    )
+    """Return what the box's side of its equation says, with the content as the box; None of an inequality or a pair."""
+    before, behind = _LAYOUT.sub(" ", f"\n{before}"), _LAYOUT.sub(" ", behind)
     *_, stop = _STOP.finditer(before)
     left, cut, end = before[stop.end() :], stop[0], _STOP.search(behind)
     right, next_cut = (behind[: end.start()], end[0]) if end else (behind.rstrip("!?."), "")
     if next_cut in ("$", r"\)", r"\]") and end:  # what goes on behind `$`, as in `$\boxed{6}$%`
         right += (re.match(r"\\?%|\^?\\circ|\d|\\pi|\\sqrt\S*", behind[end.end() :]) or [""])[0]
     left, right = left.strip(), right.strip()
-    if (
-        re.fullmatch(rf"{_RELATION}", next_cut)
-        or re.fullmatch(_RELATION, cut)
-        or (cut in (",", ";") and right[:1] in (")", "]"))
-    ):
+    paired = cut in (",", ";") and right[:1] in (")", "]")
+    if paired or re.fullmatch(_RELATION, cut) or re.fullmatch(_RELATION, next_cut):
         return None
     while left[-1:] in ("(", "["):
         left, right = left[:-1].rstrip(), right[1:].lstrip() if right[:1] in (")", "]") else right
@@ -142,27 +132,25 @@ _MARKS: dict[str, tuple[FoundBy, str]] = {
     r"<answer>\s*(?=\S)": ("phrase", r"</answer>"),
     _PHRASE: ("phrase", r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<!\\)!(?=\s|$)|\?(?=\s|$)"),
 }
-# What stands between a phrase and its answer: the beginning of a formula, a code fence, a quote or a list item.
+# Between a phrase and its answer: the beginning of a formula, a code fence, a quote or a list item.
 _LEAD = re.compile(r"(?:(?<=\n)(?:>|[-*•][ \t])|\s|\\[\[(]|\$\$?(?=\s)|```\w*\n)*+")
 
 
 def _stated(text: str, cut_short: bool) -> Found | None:
     for mark, (by, stop) in _MARKS.items():
         for match in reversed(deque(re.finditer(mark, text, re.IGNORECASE | re.MULTILINE), maxlen=20)):
-            start = _LEAD.match(text, match.end()).end() if by == "phrase" else match.end()
+            lead = _LEAD.match(text, match.end()) if by == "phrase" else None
+            start = (lead or match).end()
             rest = text[start : start + MAX_CHARS]
             end = re.search(stop, rest)
             answer, behind = (rest[: end.start()], text[start + end.start() :][:_FAR]) if end else (rest, "")
             answer = (answer if answer.count("**") % 2 == 0 else answer.replace("**", "")).strip()
             heading = by == "hashes" and behind.strip() and not prose.named_number(cleaned(answer))
             if answer and not heading and not (cut_short and end is None):
-                start, before = (
-                    prose.plain(answer),
-                    text[max(0, match.start() - _NEAR) : match.start()] * (mark == _PHRASE),
-                )
-                unfit = bool(prose.DENIES.match(start)) or start.startswith("n't") or behind[:1] == "?"
-                supposed = "would" in match[0] and bool(_SUPPOSED.search(before))
-                denied = unfit or supposed or prose.is_denied(before) or prose.is_denied(f"{before} it is ")
+                before = text[max(0, match.start() - _NEAR) : match.start()] if mark == _PHRASE else ""
+                unfit = bool(re.match(rf"n't|(?i:{prose.DENIES.pattern})", prose.plain(answer))) or behind[:1] == "?"
+                unfit = unfit or ("would" in match[0] and bool(_SUPPOSED.search(before)))
+                denied = unfit or prose.is_denied(before) or prose.is_denied(f"{before} it is ")
                 return Found(answer, by, denied=denied or prose.is_taken_back(behind, answer))
             if by == "phrase":
                 break

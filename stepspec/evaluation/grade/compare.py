@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from stepspec.evaluation.grade.latex import WORDS, cleaned, listed, text_key
-from stepspec.evaluation.grade.number import in_digits, is_unit, read_number
+from stepspec.evaluation.grade.number import VALUES, in_digits, is_unit, read_number
 from stepspec.evaluation.grade.prose import DENIES, PART, named_number
 
 DecidedBy = Literal["number", "text", "symbolic"]
@@ -22,7 +22,7 @@ def compare(gold: str, found: str, algebra: Algebra) -> tuple[bool, DecidedBy]:
         gold, found = value_of(gold), value_of(found)
     elif "=" not in found and re.fullmatch(rf"{_LETTER}(?:\([^()]*\))?", gold.partition("=")[0].strip()):
         gold = value_of(gold)
-    bases = [match and (match[1], _BASES.get(match[2], match[2])) for match in map(_BASE.fullmatch, (gold, found))]
+    bases = [match and (match[1], str(VALUES.get(match[2], match[2]))) for match in map(_BASE.fullmatch, (gold, found))]
     if any(bases):
         return bases[0] == bases[1], "text"
     for read in (_time, _choice):
@@ -92,18 +92,14 @@ def _choice(clean: str) -> str | None:
     return choice and choice[1]
 
 
-_BASES = {word: str(base) for base, word in enumerate(listed("two three four five six seven eight"), 2)}
 _BASE = re.compile(r"\(?\s*([0-9A-F]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{\s*(?:base\s*)?)?(\d{1,2}|[a-z]+)\s*\}*")
 
 
 # The units that are compared, each with its abbreviation.
-_UNITS = dict(
-    each.split("/")
-    for each in listed(
-        """millimeter/mm centimeter/cm meter/m kilometer/km inch/in feet/ft foot/ft yard/yd mile/mi gram/g kilogram/kg
-        ounce/oz pound/lb liter/L second/s minute/min hour/h day/day week/week month/month year/year cent/cent dollar/USD degree/circ radian/rad"""
-    )
-)
+_PAIRS = """millimeter/mm centimeter/cm meter/m kilometer/km inch/in feet/ft foot/ft yard/yd mile/mi gram/g kilogram/kg
+ounce/oz pound/lb liter/L second/s minute/min hour/h day/d week/wk month/mo year/yr cent/cent dollar/USD degree/circ
+radian/rad"""
+_UNITS = dict(each.split("/") for each in listed(_PAIRS))
 _WORDS_AFTER = r"(?:\s*\\text\{[^{}]*\})+|(?:\s[a-z]{2,12})+|(?<=\d)[a-z]{2}"
 _UNIT = re.compile(rf"(?<=[\da-zA-Z}})!])\s*(?:\^?\\circ|({_WORDS_AFTER})(?:\s*\^\s*\{{?-?\d\}}?)?)$")
 
@@ -159,8 +155,7 @@ _RATIO = re.compile(r"\s*(?::|\\text\{\s*to\s*\}|(?<=\d)\sto\s(?=\d))\s*")
 
 
 def _rewritten(clean: str) -> str:
-    r"""Return an answer as computer algebra reads it: an interval for an inequality, both values for `\pm`, a point for
-    values with names, and angles in radians."""
+    r"""Return an answer as computer algebra reads it, such as an interval for an inequality, both values for `\pm`."""
     text = _SUCH_THAT.sub(r"\1", clean)
     sides = [_interval(each) for each in _split(text, "or")]
     if len(sides) > 1 and all(side[:1] in ("(", "[") for side in sides):
@@ -202,8 +197,7 @@ _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|in|mathbb|setminus|cap|emptyset|notin
 
 
 def _may_be_equal(gold: str, found: str) -> bool:
-    """Return whether computer algebra may compare the answers. It takes points for intervals, `2x = 12` for 12, small
-    letters for capitals, mixed numbers for products, and leaves out words."""
+    """Return whether computer algebra may compare the answers: it takes points for intervals, and leaves out words."""
     letters, others = ({*_LETTERS.findall(re.sub(r"\\[a-zA-Z]+", "", each))} for each in (gold, found))
     signs, other_signs = (
         ("=" in each, each.count("'"), sorted(WORDS.findall(each.casefold())), *_RELATION.findall(each))

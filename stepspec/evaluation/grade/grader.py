@@ -63,8 +63,7 @@ class Grade:
     answer: str | None = None
     found_by: FoundBy | None = None
     decided_by: DecidedBy | None = None
-    why: str | None = None
-    """The reason, as one sentence; None if the status is "correct"."""
+    why: str | None = None  # as one sentence; None if the status is "correct"
 
 
 class Grading(AbstractContextManager["Grading"]):
@@ -78,7 +77,6 @@ class Grading(AbstractContextManager["Grading"]):
     'correct'
 
     Args:
-        kind: the kind of the gold answers.
         last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
         num_workers: the number of processes that compare formulas concurrently. They start on first use.
         seconds: processor seconds for a symbolic comparison. All of an answer take at most 1.5 times as long.
@@ -90,8 +88,7 @@ class Grading(AbstractContextManager["Grading"]):
         if kind not in get_args(GraderKind):
             raise UsageError(unknown_name("grader", kind, get_args(GraderKind)))
         self._kind: GraderKind = kind
-        self._last_number = last_number
-        self._seconds = seconds
+        self._last_number, self._seconds = last_number, seconds
         self._workers = WorkerPool(num_workers, seconds)
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,6 @@
 r"""Normalize the LaTeX of an answer, so that answers that look the same become the same text. Nothing is evaluated.
 
-The rules follow the graders of MATH (arXiv:2103.03874, appendix) and Minerva (arXiv:2206.14858, appendix D).
-"""
+The rules follow the graders of MATH (arXiv:2103.03874) and Minerva (arXiv:2206.14858)."""
 
 import re
 import unicodedata
@@ -9,7 +8,6 @@ from functools import lru_cache
 
 
 def listed(text: str) -> list[str]:
-    """Return the words of a list."""
     return text.split()
 
 
@@ -31,8 +29,8 @@ _RENAMED = {
         (r"\geq ", "ge geqslant geqq"), (r"\cdot ", "times ast"), (r"\{", "lbrace lcurly"), (r"\}", "rbrace rcurly"),
         ("<", "lt"), (">", "gt"), ("/", "div"), ("|", "lvert rvert vert mid"), (r"\emptyset ", "varnothing"),
         ("...", "ldots dots cdots"), (r"^\circ ", "degree"), (r"\text{or}", "lor vee"), (r"\text{and}", "land wedge"),
-        (" ", "quad qquad thinspace enspace medspace"), ("", "left right middle displaystyle textstyle limits rm bf checkmark"),
-        ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr large Large LARGE huge Huge small euro pounds"),
+        (" ", "quad qquad thinspace medspace"), ("", "left right middle displaystyle textstyle limits bf"),
+        ("", "big bigg Big Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr large Large checkmark euro pounds"),
     ]
     for name in names.split()
 }  # fmt: skip

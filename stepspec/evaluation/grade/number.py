@@ -14,18 +14,17 @@ SCALES |= {"billion": 10**9, "bn": 10**9, "trillion": 10**12}
 SCALE = rf"(?:{'|'.join(scale for scale in SCALES if scale != 'k')})s?"
 _TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _ONES = listed(f"zero one two three four five six seven eight nine ten eleven twelve {_TEENS}")
-_VALUES = {word: value for value, word in enumerate(_ONES)}
-_VALUES |= {f"{word}ty": 10 * value for value, word in enumerate(listed("twen thir for fif six seven eigh nine"), 2)}
+VALUES = {word: value for value, word in enumerate(_ONES)}
+VALUES |= {f"{word}ty": 10 * value for value, word in enumerate(listed("twen thir for fif six seven eigh nine"), 2)}
 PARTS = r"(?:hal(?:f|ves)|(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|(?:hundred|thousand)th)s?)"
-AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*_VALUES][2:])}|zero)"
+AMOUNT = rf"(?:{SCALE}|{PARTS}|{'|'.join([*VALUES][2:])}|zero)"
 CHANGES = listed(
     """or nor mod modulo plus minus times than divided multiplied halved doubled tripled pair pairs couple score gross
     factorial squared cubed not never point remainder root negative infinity pi sqrt sin cos tan sinh cosh tanh log ln
     base if unless otherwise wrong incorrect false beyond about approximately roughly twice"""
 )
-"""Words behind a number that deny it or make another number of it, beside amounts."""
-LINKS = listed("and to but short below above under over")
-"""Words that do so in an answer, and in a sentence begin another phrase."""
+"""Words behind a number that deny it or make another number of it."""
+LINKS = listed("and to but short below above under over")  # so do these in a box; in prose they begin another phrase
 SHORT = listed(
     """m s g h l L W V in a an of on at mm cm km kg mg ml mL ft yd lb lbs oz hr hrs min mins sec mph kph kW kWh Hz rpm
     sq cu cc hp am pm AM PM st nd rd th yr yrs pts"""
@@ -86,14 +85,14 @@ def in_digits(clean: str) -> str:
     return text
 
 
-_IN_WORDS = re.compile(rf"^(-?)((?:\w+ty[ -])?(?:{'|'.join(_VALUES)})|an?(?= (?:{SCALE})))\b", re.IGNORECASE)
+_IN_WORDS = re.compile(rf"^(-?)((?:\w+ty[ -])?(?:{'|'.join(VALUES)})|an?(?= (?:{SCALE})))\b", re.IGNORECASE)
 
 
 def _words_in_digits(text: str) -> str:
     """Return a text with the number word at its start as digits: `-4` for `negative four`, `15 hundred`."""
     text = re.sub(r"^(?:negative|minus) ", "-", text, flags=re.IGNORECASE)
     return _IN_WORDS.sub(
-        lambda word: f"{word[1]}{sum(_VALUES.get(each, 0) for each in re.split('[ -]', word[2].lower())) or 1}", text
+        lambda word: f"{word[1]}{sum(VALUES.get(each, 0) for each in re.split('[ -]', word[2].lower())) or 1}", text
     )
 
 

@@ -12,7 +12,7 @@ _pattern = partial(re.compile, flags=re.IGNORECASE)
 
 
 def _any(words: str) -> str:
-    """Return a pattern for one of the words; `_` stands for a space."""
+    # `_` stands for a space
     return rf"(?:{'|'.join(words.split())})".replace("_", " ")
 
 
@@ -64,9 +64,10 @@ _TAKEN_BACK = _pattern(
     r"|\bI (?:have |'ve )?(?:made an? (?:\w+ )?(?:mistake|error|slip)|[wa]\w+ wrong|mis(?:read|counted|calculated))"
     r"|\b(?:scratch|strike|forget|ignore|take) (?:that|it back)\b|\bnever ?mind\b|\bmy (?:mistake|bad|error)\b"
 )
+_STATES = r"(?:(?:so|then) )?(?:the (?:real |correct |right )?answer|it) ?(?:is|'s|should be|must be)"
 _REGRETS = _pattern(
     rf"(?:{_START}|[,;:] ?)(?:no(?=[,.!…—]| wait)|wait|actually|hmm+|oops|sorry|correction|hold on|on second thought"
-    r"|I (?:forgot|missed|overlooked)|(?:(?:so|then) )?(?:the (?:real |correct |right )?answer|it) ?(?:is|'s|should be|must be))\b"
+    rf"|I (?:forgot|missed|overlooked)|{_STATES})\b"
 )
 _COMES_TO = _pattern(
     rf"(?:\b(?:is|be|equals|get|gives|to|no|wait|actually|oops|correction)|'s|=)\W{{0,5}}?{_NUMBER}(?! ?[-+*/=×])"
@@ -158,20 +159,17 @@ _END = _pattern(rf"(?<!\b[A-Z])[.!?](?=[\s\"')\]}}]|$)|\n|[,;:] |{_LINK}")
 
 
 def last_number(text: str) -> tuple[str, str] | None:
-    """Return the number that the last clause of a text with a number names, and what stands behind that clause."""
+    """Return the number that the last clause of a text with a number names, or its last one, and what stands behind."""
     tail = text[-2_000:].rstrip()
     if bold := re.search(r"\*\*([^*\n]*\d[^*\n]*)\*\*[^*\n]*$", tail):
         tail = tail[: bold.end(1)]  # what is emphasized in the last line
     tail = plain(tail)
+    ends = [0, *(end.end() for end in _END.finditer(tail)), len(tail)]
     start, end = next(
-        (start, end)
-        for start, end in reversed([*pairwise([0, *(end.end() for end in _END.finditer(tail)), len(tail)])])
-        if re.search(r"\d", tail[start:end]) or not start
+        span for span in reversed([*pairwise(ends)]) if re.search(r"\d", tail[slice(*span)]) or not span[0]
     )
     clause = " ".join(in_digits(cleaned(tail[start:end].strip("> \n"))).split())
-    numbers = [*_IN_SENTENCE.finditer(clause)]
-    named = named_number(clause)
+    numbers, named = [each[0] for each in _IN_SENTENCE.finditer(clause)], named_number(clause)
     if not numbers or (named is None and len(_values(clause)) == 1):
         return None
-    number = next((each[0] for each in numbers if named and read_number(cleaned(each[0])) == named), numbers[-1][0])
-    return number, tail[end:]
+    return next((each for each in numbers if named and read_number(cleaned(each)) == named), numbers[-1]), tail[end:]

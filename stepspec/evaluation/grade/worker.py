@@ -1,7 +1,7 @@
 """Worker program that compares formulas by computer algebra, with one line of JSON per question and per reply.
 
-It imports nothing from stepspec, so that it starts fast. It reads formulas with the LaTeX grammar of math-verify alone:
-sympy's own parser, which evaluates its input as Python, is disabled. The process has limits for time and memory.
+It imports nothing from stepspec, so that it starts fast. Formulas are read with the LaTeX grammar of math-verify alone:
+sympy's own parser, which evaluates its input as Python, is disabled. Time and memory are limited.
 """
 
 import json
@@ -58,11 +58,7 @@ def _forbid(event: str, _: object) -> None:
 
 
 def _disable_eval() -> None:
-    """Make numbers the only text that sympy parses.
-
-    `sympify` passes text to `parse_expr`, which ends in a call of `eval`. Even `sympy.Number("12")`, which the LaTeX
-    grammar uses for its numbers, takes this path.
-    """
+    """Make numbers the only text that sympy parses, because its parser ends in `eval`."""
     import sympy.physics.units  # noqa: F401  # parses text during its import, which `simplify` would cause later
     from sympy import Rational
     from sympy.parsing import sympy_parser

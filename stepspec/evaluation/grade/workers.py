@@ -29,8 +29,7 @@ class WorkerPool:
         self._closed = False
 
     def ask(self, gold: str, found: str, seconds: float) -> str:
-        """Return `same` or `different`, or why two formulas could not be compared within `seconds` on the clock:
-        `timeout` or a sentence.
+        """Return `same`, `different`, `timeout` after `seconds` on the clock, or a sentence that says what went wrong.
 
         Raises:
             StepSpecError: no worker can start, or the pool is closed.

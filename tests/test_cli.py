@@ -49,11 +49,20 @@ def test_help_lists_the_commands_and_loads_none_of_them_and_nothing_heavy() -> N
 
 
 def test_names_that_were_removed_say_what_to_use() -> None:
-    assert "stepspec models --pair NAME" in refused("pair", "list")
     removed = "The pair 'smol' was removed in 0.2.0. Name models of your own with --target and --draft"
     assert removed in refused("run", "How many?", "--pair", "smol?threads=2")
     assert removed in refused("serve", "--pair", "smol")
     assert "The benchmark 'gsm-plain' was removed in 0.2.0. Use 'gsm-mini'" in refused("eval", "gsm-plain")
+
+
+def test_a_pair_that_is_not_built_says_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    listed = stepspec("pair", "list").stdout
+    assert listed.startswith("embedded  /")
+    assert "has not been built on this machine. Build it: stepspec pair build qwen" in listed
+    assert "stepspec pair build qwen" in refused("run", "How many?", "--pair", "qwen?dtype=bfloat16")
+    assert "It needs no build" in refused("pair", "build", "embedded")
+    assert "Known: qwen" in refused("pair", "build", "quen")
 
 
 @pytest.mark.parametrize("command", ["run", "eval"])

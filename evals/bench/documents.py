@@ -31,7 +31,7 @@ from evals.bench.service.overload import Overload
 from evals.bench.service.replicas import Replicas
 from evals.bench.service.streams import Streams
 from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
-from stepspec.api.pairs import PAIRS
+from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
 from stepspec.capacity.plan import Sizing
@@ -122,7 +122,10 @@ def generated(root: Path) -> dict[Path, str]:
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
-        *(("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json")) for name in PAIRS),
+        *(
+            ("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json"))
+            for name in (EMBEDDED_NAME,)
+        ),
         ("docs/results.md", "ideals", "all", ideals_block(results / "ideals")),
         *(
             ("docs/results.md", name, file.stem, block(file))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.training.measure import BATCHES, PASS_TOKENS
-from stepspec.api.pairs import file_hash
+from stepspec.base.files import file_hash
 from stepspec.evaluation.report import with_block
 from stepspec.mini import WEIGHTS
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.scope import FILE as SCOPE_FILE
 from stepspec.api.scope import PairScope
 from stepspec.base.extras import from_extra
 from stepspec.engines.judge_model import JudgeModel
@@ -150,7 +151,7 @@ def load_pair(
 ) -> Pair:
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
-    A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
+    A spec string is `torch:FOLDER_OR_NAME`, `torch:FILE.gguf`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
     The folder of a model, which has a `config.json`, is one for the torch engine.
     Several addresses of the same model are separated by spaces.
     Options follow after a question mark, as in `torch:FOLDER?dtype=bfloat16&threads=2`; those of a pair count for both
@@ -173,7 +174,8 @@ def load_pair(
     models, judge_specs = check_models(
         target, draft, pair=pair, needs_draft=needs_draft, judges=judges, judge_names=judge_names
     )
-    scope = PairScope.load(models.folder) if notes and models.folder is not None else None
+    described = notes and models.folder is not None and (models.folder / SCOPE_FILE).exists()
+    scope = PairScope.load(models.folder) if described and models.folder is not None else None
     loaded: list[Any] = []
     try:
         loaded.append(target_engine := _load_engine(models.target, models.titles[0]))
@@ -289,8 +291,10 @@ def check_spec(spec: str) -> None:
         raise UsageError(unknown_name("engine kind", kind, ENGINES))
     path = name.partition("?")[0]
     # Such a name cannot be on the Hub. transformers would still request it, and retry without a network.
-    if ENGINES[kind] is not REMOTE and path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
-        raise ModelError(f"There is no folder {path} to load a model from.")
+    is_place = ENGINES[kind] is not REMOTE and path.startswith(("/", "./", "../", "~"))
+    noun, exists = ("file", Path.is_file) if path.endswith(".gguf") else ("folder", Path.is_dir)
+    if is_place and not exists(Path(path)):
+        raise ModelError(f"There is no {noun} {path} to load a model from.")
 
 
 def _load_engine(spec: str, title: str | None = None) -> Any:

@@ -5,8 +5,10 @@ use it for input from the command line. Look up names from requests in `list_dat
 """
 
 import errno
+import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -33,6 +35,31 @@ _FORMER: Mapping[DataKind, Mapping[str, str]] = {
 def package_folder() -> Path:
     """Return the folder of the installed package."""
     return _PACKAGE
+
+
+def cache_folder() -> Path:
+    """Return the folder of what stepspec builds on this machine. It may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepspec"
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Check the free space of a disk. The folder may not exist yet.
+
+    Raises:
+        StepSpecError: it is less than `num_bytes`.
+    """
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        raise StepSpecError(
+            f"{folder} needs {num_bytes // 1_000_000:,} MB of free space, and its disk has {free // 1_000_000:,} MB."
+        )
 
 
 def write_text(file: Path, text: str) -> None:

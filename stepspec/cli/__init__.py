@@ -33,6 +33,7 @@ class Commands(Modules):
         "costs": "Measure costs for replays and for sizing.",
         "models": "Print how models think, what their engines support, whether a draft fits, and which policies run "
         "with them.",
+        "pair": "Build a pair of models on this machine, and list the pairs.",
         "policies": "List the policies that ship with stepspec, or print one: its text, and its path on stderr.",
         "benchmarks": "List the benchmarks that come with stepspec: their size, their source and a summary.",
         "docs": "Print where the documentation is.",
@@ -40,8 +41,6 @@ class Commands(Modules):
     removed: ClassVar[Mapping[str, str]] = {
         "bench": "The measurements of stepspec itself are not part of the package: run python -m evals.bench in a "
         "checkout. For files of costs, use stepspec costs models and stepspec costs service.",
-        "pair": "stepspec pair was removed in 0.2.0. The help of --pair lists the pairs, and "
-        "stepspec models --pair NAME describes one.",
     }
 
 

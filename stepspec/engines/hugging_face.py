@@ -370,10 +370,10 @@ def load_tokenizer(name: str, config: Any = None, thinking: str | None = None) -
     try:
         tokenizer: Any = _load(AutoTokenizer, name)
         config = config or _try_load(AutoConfig, name)
-        ids = _as_set(tokenizer.eos_token_id)
+        ids = ids_as_set(tokenizer.eos_token_id)
         if config is not None:
-            ids |= _as_set(config.get_text_config().eos_token_id)
-        ids |= _as_set(getattr(_try_load(GenerationConfig, name), "eos_token_id", None))
+            ids |= ids_as_set(config.get_text_config().eos_token_id)
+        ids |= ids_as_set(getattr(_try_load(GenerationConfig, name), "eos_token_id", None))
         for template in _templates(tokenizer):
             if problem := template_problem(template):
                 raise ModelError(f"The chat template of {name!r} cannot be used: {problem}.")
@@ -431,7 +431,7 @@ def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
     return trial.stdout or None
 
 
-def _as_set(ids: Any) -> set[int]:
+def ids_as_set(ids: Any) -> set[int]:
     """Return the end tokens of a configuration, which has none, one or a list of them, as a set."""
     if ids is None:
         return set()

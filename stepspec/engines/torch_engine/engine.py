@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary
+from stepspec.engines.gguf_file import model_folder
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, default_sampling, load_tokenizer, weights_hash
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
@@ -159,7 +160,8 @@ class TorchEngine:
         """Load a model and start an engine for it.
 
         Args:
-            spec: hub name or folder. After a question mark, it may have `TorchOptions`, which override the arguments.
+            spec: hub name, folder or GGUF file. After a question mark, it may have `TorchOptions`, which override the
+                arguments.
             device: a torch device; the default is CUDA if there is a GPU, else the CPU.
             dtype: of the weights; the default is float32 on a CPU, else bfloat16.
             title: the model's name in results; the default is the hub name or the folder's name.
@@ -172,7 +174,8 @@ class TorchEngine:
         options = TorchOptions.parsed(query)
         device = options.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
         chosen = dtype if options.dtype is None else getattr(torch, options.dtype)
-        title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
+        title = title or (Path(name).resolve().name if Path(name).exists() else name)
+        name = model_folder(name)
 
         def load() -> tuple[CausalModel, HuggingFaceTokenizer, MedusaHeads | None]:
             network = load_network(name, device, chosen)

@@ -118,7 +118,7 @@ def test_an_int8_product_is_that_of_the_stored_weight_and_the_rounded_rows(
         exact = ((x / scales).round() * scales).double() @ weight.double() + plain.bias
         step = (scales * weight.abs().amax(0)).double()  # one element may be rounded the other way, at a half
         assert ((matrix.product(x) - exact).abs() <= step + 1e-4).all()
-        matrix.add_product(total, x)
+        matrix.add_product(total, x.clone())
         assert torch.allclose(total, 1 + matrix.product(x), atol=1e-4)
 
 

@@ -468,7 +468,7 @@ class FusedBody:
             attended = attend(qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:], index)
             layer.out.add_product(x, attended.reshape(len(x), -1))
             gate, up = layer.gate_up.product(normed(x, layer.mlp_norm)).chunk(2, -1)
-            layer.down.add_product(x, silu(gate).mul_(up))
+            layer.down.add_product(x, silu(gate, inplace=True).mul_(up))
         return normed(x, self._norm).view(batch, length, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:

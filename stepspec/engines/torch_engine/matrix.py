@@ -76,7 +76,7 @@ class Matrix(Protocol):
         ...
 
     def add_product(self, total: Tensor, x: Tensor) -> None:
-        """Add the product of rows [N, in] to `total` [N, out], in place."""
+        """Add the product of rows [N, in] to `total` [N, out], in place. It may overwrite the rows."""
         ...
 
     def plain(self) -> Tensor:
@@ -162,22 +162,25 @@ class Int8Matrix:
 
     def product(self, x: Tensor) -> Tensor:
         """See `Matrix.product`."""
-        product, scales = self._whole_product(x)
+        product, scales = self._whole_product(x, torch.empty_like(x))
         product.mul_(scales)
         return product if self._bias is None else product.add_(self._bias)
 
     def add_product(self, total: Tensor, x: Tensor) -> None:
         """See `Matrix.add_product`."""
-        product, scales = self._whole_product(x)
+        product, scales = self._whole_product(x, x)
         total.addcmul_(product, scales)
         if self._bias is not None:
             total += self._bias
 
-    def _whole_product(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the product of rows in whole numbers times the columns' scales, [N, out], and the rows' scales."""
+    def _whole_product(self, x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the product of rows in whole numbers times the columns' scales, [N, out], and the rows' scales.
+
+        `scratch` has the shape of the rows, and may be the rows: for wide passes, new memory costs much of the time.
+        """
         scales = _scales(x)
         # Adding half and dropping what is behind the point rounds to the nearest whole number.
-        rows = (x * scales.reciprocal()).add_(ZERO_POINT + 0.5).to(torch.uint8)
+        rows = torch.mul(x, scales.reciprocal(), out=scratch).add_(ZERO_POINT + 0.5).to(torch.uint8)
         if 0 < len(x) < LEAST_ROWS:
             rows = torch.nn.functional.pad(rows, (0, 0, 0, LEAST_ROWS - len(x)))
         product = _onednn().qlinear_pointwise(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,10 @@ SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "i
 PROMPTS = [random_ids(length, seed=length) for length in (3, 11, 1, 30)]
 NUM_NEW = 30
 DRAFTERS: Sequence[DrafterName] = ("draft-model", "early-exit", "medusa", "prompt-lookup", "suffix")
+
+
+def layer_of(network: Any) -> Any:
+    return network.base_model.layers[0]
 
 
 def quantized(network: PreTrainedModel, quantize: Quantization, vocabulary: Sequence[int] | None = None) -> CausalModel:
@@ -102,7 +107,7 @@ def test_logits_are_those_of_the_network_with_the_weights_as_stored(family: str,
         (logits,) = made.extend([0], [[id]])
     reference = stored(input_ids=torch.tensor([ids])).logits[0, -1]
     assert (logits[-1] - reference).norm() < 0.1 * reference.norm()
-    weights = [weight for network in (own, stored) for weight in (network.base_model.layers[0].mlp.up_proj.weight,)]
+    weights = [layer_of(network).mlp.up_proj.weight for network in (own, stored)]
     assert 0 < (weights[0] - weights[1]).norm() < 0.15 * weights[0].norm()
 
 
@@ -110,10 +115,11 @@ def test_logits_are_those_of_the_network_with_the_weights_as_stored(family: str,
 def test_plain_weights_are_freed_and_bytes_are_those_that_remain(quantize: Quantization, most: float) -> None:
     own = make_network(llama_config(**SIZES, vocab_size=48))
     made = quantized(own, quantize)
-    layer = made.network.base_model.layers[0]
-    assert all(each.weight.is_meta for each in (layer.self_attn.q_proj, layer.mlp.down_proj))
-    assert made.network.get_output_embeddings().weight.is_meta
-    assert not made.network.get_input_embeddings().weight.is_meta
+    embeddings: Any = made.network.get_input_embeddings()
+    head: Any = made.network.get_output_embeddings()
+    freed = layer_of(made.network).self_attn.q_proj, layer_of(made.network).mlp.down_proj, head
+    assert all(each.weight.is_meta for each in freed)
+    assert not embeddings.weight.is_meta
     plain = sum(parameter.nbytes for parameter in own.parameters())
     assert 0.2 * plain < made.weight_bytes < most * plain
     assert made.read_bytes < made.weight_bytes
@@ -124,7 +130,7 @@ def test_large_packed_weights_are_stored_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(matrix, "FEW_PRODUCTS", 96 * 48)
     own = make_network(llama_config(**SIZES))
     made = CausalModel(noisy_copy(own, 0.0), "tiny")
-    assert made.network.base_model.layers[0].mlp.up_proj.weight.is_meta
+    assert layer_of(made.network).mlp.up_proj.weight.is_meta
     assert made.weight_bytes == sum(parameter.nbytes for parameter in own.parameters())
     ids = torch.tensor([random_ids(9)])
     with torch.inference_mode():

@@ -292,12 +292,14 @@ class RaggedRow(NamedTuple):
         slot: its slot in the cache.
         start: position of its first id.
         length: number of its ids, T.
+        span: positions that it reads, of which the masks hide some.
         masks: the visible positions.
     """
 
     slot: int
     start: int
     length: int
+    span: int
     masks: Masks
 
 
@@ -438,7 +440,7 @@ class FusedBody:
             parts: list[Tensor] = []
             split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
             for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
-                keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start)
+                keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start, row.span)
                 parts.append(self._attend(query, keys, values, bias[self.layers[index].slides], ()))
             return torch.cat(parts, 1)
 

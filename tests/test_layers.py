@@ -225,6 +225,9 @@ ALLOWED = {
     "_modules": "torch: a copy of a module with other parts that shares the weights",
     "_reorder_linear_weight": "torch: packs a weight for oneDNN; there is no public operation",
     "_linear_pointwise": "torch: multiplies with a packed weight",
+    "_is_vnni_supported": "torch: whether the CPU multiplies whole numbers without overflow",
+    "_convert_weight_to_int4pack_for_cpu": "torch: packs a weight in 4 bits",
+    "_weight_int4pack_mm_for_cpu": "torch: multiplies with a weight in 4 bits",
     "_attn_implementation": "transformers: the attention that a configuration selects",
 }
 """Attributes with an underscore of objects that are not stepspec's, and why they are used."""

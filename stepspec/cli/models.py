@@ -9,11 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from stepspec.api.model_facts import ModelFacts, PairFacts, Thinking, pair_facts
-from stepspec.api.models import load_pair
+from stepspec.api.models import Pair, load_pair
 from stepspec.base.printable import printable
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
 from stepspec.cli.output import JsonOption, write_results
+from stepspec.engines.protocol import Distant
 from stepspec.errors import UsageError
+from stepspec.evaluation.advise.findings import ModelCosts
+from stepspec.evaluation.advise.measurements import model_costs
+
+WIDTHS = (1, 8, 32, 64)
+"""Numbers of tokens of the timed passes."""
+PROMPTS = ("How many clips did Natalia sell altogether in April and May?",)
+NUM_TURNS, NUM_WRITTEN = 3, 9
+"""Timed turns, and tokens written in each."""
 
 
 def main(
@@ -24,27 +33,43 @@ def main(
     pair: PairOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Print how models think, what their engines support, whether a draft fits, and which policies run with them.
+    """Print how models think, how fast they are here, whether a draft fits, and which policies run with them.
 
-    The models are loaded, but generate nothing. `stepspec advise` measures whether speculation pays.
+    Models in this process write a few tokens, which are timed. `stepspec advise` measures whether speculation pays.
     """
     if pair is not None and (target or draft):
         raise UsageError("--pair names both models. Leave out the model and --draft, or --pair.")
     loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
     try:
-        facts = pair_facts(loaded)
+        facts, costs = pair_facts(loaded), asyncio.run(_costs(loaded))
     finally:
         asyncio.run(loaded.aclose())
-    print("\n".join(map(printable, lines_of(facts))))
-    write_results(asdict(facts), json_file)
+    print("\n".join(map(printable, lines_of(facts, costs))))
+    pass_s = {role: _pass_s(each) for role, each in costs.items()}
+    write_results(asdict(facts) | {"pass_s": pass_s}, json_file)
 
 
-def lines_of(facts: PairFacts) -> Iterator[str]:
-    """Return the lines that the command prints."""
-    yield from _about("Target", facts.target)
+async def _costs(pair: Pair) -> Mapping[str, ModelCosts]:
+    """Return the costs of the models in this process, by role."""
+    engines = {"target": pair.target, "draft": pair.draft}
+    return {
+        role: await model_costs(engine, PROMPTS, 1, WIDTHS, NUM_TURNS, NUM_WRITTEN)
+        for role, engine in engines.items()
+        if engine is not None and not isinstance(engine, Distant)
+    }
+
+
+def _pass_s(costs: ModelCosts) -> Mapping[int, float]:
+    """Return the seconds of a pass by the number of tokens that it reads; over one token, it writes one."""
+    return {width: ratio * costs.write_s for width, ratio in costs.pass_over_one.items()}
+
+
+def lines_of(facts: PairFacts, costs: Mapping[str, ModelCosts]) -> Iterator[str]:
+    """Return the lines that the command prints. `costs` are those of the models in this process, by role."""
+    yield from _about("Target", facts.target, costs.get("target"))
     if facts.draft is not None:
         yield ""
-        yield from _about("Draft", facts.draft)
+        yield from _about("Draft", facts.draft, costs.get("draft"))
         yield ""
         yield "Together"
         yield from _rows(_together(facts))
@@ -55,13 +80,14 @@ def lines_of(facts: PairFacts) -> Iterator[str]:
         yield f"  {name:22}{problem or (f'runs. {note}' if note else 'runs')}"
 
 
-def _about(role: str, model: ModelFacts) -> Iterator[str]:
+def _about(role: str, model: ModelFacts, costs: ModelCosts | None) -> Iterator[str]:
     yield f"{role}: {model.name}"
     memory = {use: num_bytes for use, num_bytes in model.memory_bytes.items() if num_bytes}
     yield from _rows(
         {
             "engine": ", ".join(filter(None, (model.engine, model.dtype))) or "unknown",
             "memory": ", ".join(f"{use} {num_bytes / 1e6:,.1f} MB" for use, num_bytes in memory.items()) or "unknown",
+            "speed": "unknown" if costs is None else _speed(costs),
             "context": f"{model.context:,} tokens",
             "vocabulary": "unknown" if model.vocabulary is None else f"{model.vocabulary:,} tokens",
             "thinking": _thinking(model),
@@ -72,6 +98,11 @@ def _about(role: str, model: ModelFacts) -> Iterator[str]:
             "speculates": "unknown" if model.own_speculation is None else f"by itself: {model.own_speculation}",
         }
     )
+
+
+def _speed(costs: ModelCosts) -> str:
+    passes = ", ".join(f"{1000 * seconds:,.1f} ms over {width}" for width, seconds in _pass_s(costs).items())
+    return f"{1 / costs.write_s:,.1f} tokens/s; a pass takes {passes} tokens"
 
 
 def _thinking(model: ModelFacts) -> str:

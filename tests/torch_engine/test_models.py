@@ -56,7 +56,7 @@ def test_a_model_is_described(config: str, family: str, tmp_path: Path) -> None:
     assert facts.draft is None
     assert facts.policies["target"] is None
     assert "draft" in (facts.policies["two-level"] or "")
-    text = "\n".join(lines_of(facts))
+    text = "\n".join(lines_of(facts, {}))
     assert facts.target.tool_calls[-1] == "json"
     assert f"{'; '.join(facts.target.tool_calls)}\n" in text
     assert f"format {thinking.format}; opened with {thinking.opening!r}" in text
@@ -68,7 +68,7 @@ def test_a_draft_of_another_family_fits_for_steps(tmp_path: Path) -> None:
     facts = facts_of(target, save(tmp_path / "draft", "qwen3", FAMILIES["qwen3"]))
     assert not facts.one_vocabulary
     assert facts.policies["two-level"] is None
-    assert "harmony and think; steps pass as text" in "\n".join(lines_of(facts))
+    assert "harmony and think; steps pass as text" in "\n".join(lines_of(facts, {}))
 
 
 def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
@@ -77,7 +77,12 @@ def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for line in ("Target: embedded target", "Draft: embedded draft", "Together", "Policies"):
         assert line in done.stdout
+    assert done.stdout.count(" tokens/s; a pass takes ") == 2
     facts = json.loads(file.read_text())
+    assert facts["pass_s"].keys() == {"target", "draft"}
+    for passes in facts["pass_s"].values():
+        assert list(passes) == ["1", "8", "32", "64"]
+        assert all(seconds > 0 for seconds in passes.values())
     assert facts["one_vocabulary"]
     assert facts["target"]["thinking"]["format"] == "think"
     assert facts["policies"].keys() == list_data_files("policies").keys()

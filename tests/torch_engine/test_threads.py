@@ -45,6 +45,36 @@ def test_a_small_model_gets_one_thread_and_a_large_one_leaves_a_core(
     assert torch.get_num_threads() == run_in_thread(torch.get_num_threads) == 3
 
 
+@pytest.mark.parametrize(
+    ("cores", "seconds", "chosen"),
+    [
+        (3, {2: 0.02, 3: 0.01}, 3),
+        (3, {2: 0.01, 3: 0.01}, 2),
+        (3, {2: 0.01, 3: 0.02}, 2),
+        (2, {1: 0.02, 2: 0.01}, 2),
+        (64, {}, 3),  # PyTorch's number, which leaves cores
+    ],
+)
+def test_a_large_model_uses_the_last_core_if_a_trial_shows_a_clear_gain(
+    cores: int, seconds: dict[int, float], chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_num_cores", lambda: cores)
+    monkeypatch.setattr(threads, "TRIAL_S", 0.0)
+    tried: list[int] = []
+
+    def work() -> None:
+        tried.append(torch.get_num_threads())
+        if tried.count(tried[-1]) > 1:  # a first slow pass does not count
+            time.sleep(seconds[tried[-1]])
+
+    assert default_threads(SMALL_MODEL, work) == chosen
+    assert set(tried) == set(seconds)
+    assert torch.get_num_threads() == run_in_thread(torch.get_num_threads) == 3
+    tried.clear()
+    assert default_threads(SMALL_MODEL - 1, work) == 1
+    assert not tried
+
+
 def test_run_in_thread_returns_and_raises() -> None:
     assert run_in_thread(lambda: 3) == 3
     with pytest.raises(ValueError, match="wrong"):

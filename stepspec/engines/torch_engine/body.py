@@ -4,29 +4,37 @@ Fused layers exist for the Llama family: Llama, Mistral, Qwen2, Qwen3. They use 
 values, one for gate and up, and no module calls. Rows are flat, [B * T, W], so a product is a single operation that
 also adds the residual. A token of a Qwen3 with two layers of width 96 takes 0.29 ms on a CPU core, instead of 0.74 ms.
 
-Fused layers share the model's weights: its parameters become views of the joined weights. Only the packed weights of
-`stepspec.engines.torch_engine.matrix` are stored twice.
+Fused layers share the model's weights: its parameters become views of the joined weights. `store_as` stores the weights
+in another layout of `stepspec.engines.torch_engine.matrix`, and frees the parameters that are not used any more.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import ModuleList
+from torch.nn import Linear, ModuleList, Parameter
 from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from stepspec.engines.torch_engine.attention import Masks, attend_in_runs, packed_bias
 from stepspec.engines.torch_engine.cache import SlotCache
-from stepspec.engines.torch_engine.matrix import Matrix, packing_pays
+from stepspec.engines.torch_engine.matrix import Layout, Matrix, PlainMatrix, stored_as
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # other types change their frequencies with the text's length
+
+PRODUCTS: Mapping[str, Sequence[str]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The products of a fused layer, and the modules whose weights they join."""
 
 
 class ModelBody(Protocol):
@@ -158,7 +166,7 @@ def _shortened(body: Any, num_layers: int) -> Any:
     return short
 
 
-def make_head(network: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+def make_head(network: PreTrainedModel) -> "FusedHead | Head":
     """Return a function from hidden states [.., W] to logits [.., V]; for fused layers it is the last product alone."""
     return FusedHead(network) if is_fusible(network) else Head(network)
 
@@ -167,11 +175,23 @@ class FusedHead:
     """The output projection of a network with fused layers."""
 
     def __init__(self, network: PreTrainedModel) -> None:
-        head: Any = network.get_output_embeddings()
-        self._matrix = Matrix(head.weight.detach().T, head.bias, packed=packing_pays(head.weight, _size(network)))
+        self._linear: Any = network.get_output_embeddings()
+        self._is_embedding = self._linear.weight is network.get_input_embeddings().weight
+        self.matrix: Matrix = PlainMatrix(self._linear.weight.detach().T, self._linear.bias)
+
+    def store_as(self, layout: Layout) -> None:
+        """Store the weight in another layout, and free the plain one if nothing else reads it."""
+        self.matrix = stored_as(layout, self.matrix)
+        if not (self.matrix.holds_plain or self._is_embedding):
+            _free(self._linear)
+
+    def restore(self, network: PreTrainedModel) -> None:
+        """See `FusedBody.restore`."""
+        linear: Any = network.get_output_embeddings()
+        _restore(self.matrix, [linear])
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._matrix.product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
+        return self.matrix.product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
 
 
 class PartialHead:
@@ -186,13 +206,16 @@ class PartialHead:
         head: Any = network.get_output_embeddings()
         self.ids = ids
         self._vocab_size = len(head.weight)
-        self._full_head, self._matrix = None, None
-        if is_fusible(network):
-            weight = head.weight.detach()[self.ids]
+        self._full_head = None if is_fusible(network) else Head(network)
+        self.matrix: Matrix | None = None
+        if self._full_head is None:
             bias = None if head.bias is None else head.bias.detach()[self.ids]
-            self._matrix = Matrix(weight.T, bias, packed=packing_pays(weight, _size(network)))
-        else:
-            self._full_head = Head(network)
+            self.matrix = PlainMatrix(head.weight.detach()[self.ids].T, bias)
+
+    def store_as(self, layout: Layout) -> None:
+        """Store the copied rows in another layout."""
+        assert self.matrix is not None
+        self.matrix = stored_as(layout, self.matrix)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         rows = self.scored(hidden).flatten(0, -2)
@@ -202,8 +225,8 @@ class PartialHead:
     def scored(self, hidden: Tensor) -> Tensor:
         """Return the logits of the draft vocabulary alone, from hidden states [.., W] to [.., N]."""
         rows = hidden.flatten(0, -2)
-        if self._matrix is not None:
-            subset = self._matrix.product(rows)
+        if self.matrix is not None:
+            subset = self.matrix.product(rows)
         else:
             assert self._full_head is not None
             subset = self._full_head(rows[None])[0].index_select(-1, self.ids)
@@ -269,12 +292,14 @@ class RaggedRow(NamedTuple):
         slot: its slot in the cache.
         start: position of its first id.
         length: number of its ids, T.
+        span: positions that it reads, of which the masks hide some.
         masks: the visible positions.
     """
 
     slot: int
     start: int
     length: int
+    span: int
     masks: Masks
 
 
@@ -303,14 +328,13 @@ class FusedBody:
         self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._rms_norm = RmsNorm(config.rms_norm_eps, network.device)
         self._embedding = body.embed_tokens.weight
+        self._dtype = network.dtype
         self._frequencies = body.rotary_emb.inv_freq.float().repeat(2)
         self._scale = body.rotary_emb.attention_scaling
         self._signs = self._scale * torch.ones_like(self._frequencies)
         self._signs[: self._size // 2].neg_()
-        packed = packing_pays(self._embedding, _size(network))
-        self.layers = [
-            self._fused(layer, packed, slides=_slides(config, index)) for index, layer in enumerate(body.layers)
-        ]
+        self._modules = [*body.layers]
+        self.layers = [self._fused(layer, slides=_slides(config, index)) for index, layer in enumerate(body.layers)]
         self._norm = body.norm.weight
         self._attend = attend_in_runs
         self._window = window_of(config)
@@ -335,8 +359,38 @@ class FusedBody:
         short.layers = self.layers[:num_layers]
         return short
 
-    def _fused(self, layer: Any, packed: bool, *, slides: bool) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+    @property
+    def matrices(self) -> Iterator[Matrix]:
+        """All weights that a pass multiplies with."""
+        return (getattr(layer, name) for layer in self.layers for name in PRODUCTS)
+
+    def store_as(self, layout: Layout) -> None:
+        """Store the weights in another layout, layer by layer, and free the plain ones that are not used any more.
+
+        Between quantized products, all operations are in float32.
+        """
+        if layout in ("int8", "int4"):
+            self._dtype = torch.float32
+        self._norm = self._norm.to(self._dtype)
+        for index, (module, layer) in enumerate(zip(self._modules, self.layers, strict=True)):
+            norms = ((name, getattr(layer, name)) for name in ("attention_norm", "qk_norm", "mlp_norm"))
+            changes: dict[str, Any] = {name: norm if norm is None else norm.to(self._dtype) for name, norm in norms}
+            for name, parts in PRODUCTS.items():
+                changes[name] = stored_as(layout, getattr(layer, name))
+                if not changes[name].holds_plain:
+                    for part in parts:
+                        _free(module.get_submodule(part))
+            self.layers[index] = replace(layer, **changes)
+
+    def restore(self, network: PreTrainedModel) -> None:
+        """Give a copy of the network the weights that `store_as` freed, as they are multiplied with now."""
+        modules: Any = network.base_model
+        for module, layer in zip(modules.layers, self.layers, strict=True):
+            for name, parts in PRODUCTS.items():
+                _restore(getattr(layer, name), [module.get_submodule(part) for part in parts])
+
+    def _fused(self, layer: Any, *, slides: bool) -> _Layer:
+        attention = layer.self_attn
         qk_norm = None
         if hasattr(attention, "q_norm"):
             weights = (
@@ -346,13 +400,10 @@ class FusedBody:
             qk_norm = torch.cat(weights)
         return _Layer(
             attention_norm=layer.input_layernorm.weight,
-            qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
             qk_norm=qk_norm,
-            out=_joined(attention.o_proj, packed=packed),
             mlp_norm=layer.post_attention_layernorm.weight,
-            gate_up=_joined(mlp.gate_proj, mlp.up_proj, packed=packed),
-            down=_joined(mlp.down_proj, packed=packed),
             slides=slides,
+            **{name: _joined(*map(layer.get_submodule, parts)) for name, parts in PRODUCTS.items()},
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
@@ -389,7 +440,7 @@ class FusedBody:
             parts: list[Tensor] = []
             split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
             for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
-                keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start)
+                keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start, row.span)
                 parts.append(self._attend(query, keys, values, bias[self.layers[index].slides], ()))
             return torch.cat(parts, 1)
 
@@ -397,8 +448,8 @@ class FusedBody:
 
     def _biases(self, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
         """Return the biases of layers with full attention, and of those with a sliding window."""
-        packed, dtype = self._heads // self._kv_heads, self._embedding.dtype
-        return packed_bias(masks.full, packed, dtype), packed_bias(masks.window, packed, dtype)
+        packed = self._heads // self._kv_heads
+        return packed_bias(masks.full, packed, self._dtype), packed_bias(masks.window, packed, self._dtype)
 
     def _read(self, ids: Tensor, positions: Tensor, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Tensor:
         """Return the hidden states of ids [B, T], as [B, T, W].
@@ -409,7 +460,7 @@ class FusedBody:
         batch, length = ids.shape
         heads, num_qk, normed = self._heads, self._heads + self._kv_heads, self._rms_norm
         cosine, sine = self._rotation(positions)
-        x = self._embedding[ids.flatten()]  # [B * T, W]
+        x = self._embedding[ids.flatten()].to(self._dtype)  # [B * T, W]
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv.product(normed(x, layer.attention_norm)).view(batch, length, -1, self._size)
             qk = qkv[:, :, :num_qk]
@@ -419,7 +470,7 @@ class FusedBody:
             attended = attend(qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:], index)
             layer.out.add_product(x, attended.reshape(len(x), -1))
             gate, up = layer.gate_up.product(normed(x, layer.mlp_norm)).chunk(2, -1)
-            layer.down.add_product(x, silu(gate).mul_(up))
+            layer.down.add_product(x, silu(gate, inplace=True).mul_(up))
         return normed(x, self._norm).view(batch, length, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -445,12 +496,7 @@ class RmsNorm:
         return (x * torch.addcmul(self._epsilons, norm, norm, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
 
 
-def _size(network: PreTrainedModel) -> int:
-    """Return the number of parameters."""
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def _joined(*products: torch.nn.Linear, packed: bool) -> Matrix:
+def _joined(*products: Any) -> Matrix:
     """Join the weights and the biases of several products into one matrix; the products keep views of it."""
     names = ["weight"] if products[0].bias is None else ["weight", "bias"]
     joined: dict[str, Tensor] = {}
@@ -462,4 +508,17 @@ def _joined(*products: torch.nn.Linear, packed: bool) -> Matrix:
             joined[name] = joined[name].T.contiguous().T
         for parameter, part in zip(parameters, joined[name].split([len(each) for each in parameters]), strict=True):
             parameter.data = part
-    return Matrix(joined["weight"].T, joined.get("bias"), packed=packed)
+    return PlainMatrix(joined["weight"].T, joined.get("bias"))
+
+
+def _free(product: Linear) -> None:
+    """Free a product's weight. What remains has its shape, but no memory."""
+    product.weight = Parameter(product.weight.to("meta"), requires_grad=False)
+
+
+def _restore(matrix: Matrix, products: Sequence[Linear]) -> None:
+    """Give the products the weight of the matrix that joins them, if it was freed."""
+    if products[0].weight.is_meta:
+        weights = matrix.plain().T.split([len(each.weight) for each in products])
+        for product, weight in zip(products, weights, strict=True):
+            product.weight = Parameter(weight.to(product.weight.dtype), requires_grad=False)

@@ -31,22 +31,29 @@ class SlotCache:
         self._slots: Sequence[int] | Tensor = []
         self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, [B, 1]
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
-        self._span = 0
+        self._span = self._num_hidden = 0
         self.runs: Sequence[tuple[int, int]] = ()
         """Runs of rows that attention handles together in this pass; see `attention.runs_of_like_length`."""
 
     def begin(
-        self, slots: Sequence[int] | Tensor, positions: Tensor, span: int, runs: Sequence[tuple[int, int]] = ()
+        self,
+        slots: Sequence[int] | Tensor,
+        positions: Tensor,
+        span: int,
+        runs: Sequence[tuple[int, int]] = (),
+        num_hidden: int = 0,
     ) -> None:
         """Prepare a pass that writes to `positions` of `slots` and reads the first `span` positions.
 
         Args:
             slots: slot indices; a tensor [B] for a pass that can be captured. For a tensor, call `reserve` first; a
                 list reserves room automatically.
-            positions: where the pass writes, [B, T]. For a list of one slot, they must be the last of the span.
+            positions: where the pass writes, [B, T]. For a list of one slot, they must be the last that are not hidden.
             span: how many positions of each slot the pass may read.
             runs: what `attention.runs_of_like_length` returns for the rows.
+            num_hidden: how many positions at the end of the span no row sees.
         """
+        self._num_hidden = num_hidden
         self._slots, self._positions, self._span, self.runs = slots, positions, span, runs
         if not isinstance(slots, Tensor):
             self.reserve(max(slots) + 1, span)
@@ -77,13 +84,15 @@ class SlotCache:
             store[self._rows, :, self._positions] = new.transpose(1, 2)
         return self._keys[layer], self._values[layer]
 
-    def update_row(self, keys: Tensor, values: Tensor, layer: int, slot: int, start: int) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values of one slot, [1, H_kv, T, D], from position `start` on; return all of its
-        keys and values up to there. Call `reserve` before the pass."""
+    def update_row(
+        self, keys: Tensor, values: Tensor, layer: int, slot: int, start: int, span: int
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values of one slot, [1, H_kv, T, D], from position `start` on; return its first
+        `span` keys and values. Call `reserve` before the pass."""
         self._make_layer(keys, values, layer)
-        rows = [store[layer][slot : slot + 1, :, : start + keys.shape[2]] for store in (self._keys, self._values)]
+        rows = [store[layer][slot : slot + 1, :, :span] for store in (self._keys, self._values)]
         for row, new in zip(rows, (keys, values), strict=True):
-            row[:, :, start:] = new
+            row[:, :, start : start + new.shape[2]] = new
         return rows[0], rows[1]
 
     def _make_layer(self, keys: Tensor, values: Tensor, layer: int) -> None:
@@ -100,7 +109,8 @@ class SlotCache:
             first, count = slots[0], len(slots)
             if count == 1:  # on a CPU, plain slices take a third of the time of an indexed write
                 row = store[first : first + 1, :, :span]
-                row[:, :, span - new.shape[2] :] = new
+                end = span - self._num_hidden
+                row[:, :, end - new.shape[2] : end] = new
                 return row
             if list(slots) == list(range(first, first + count)):
                 store[self._rows, :, self._positions] = new.transpose(1, 2)

@@ -6,6 +6,7 @@ on token ids; it does not know steps, judges or policies.
 
 import asyncio
 import concurrent.futures
+import logging
 import queue
 import threading
 import time
@@ -13,11 +14,11 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import parse_qsl
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from transformers import PreTrainedModel
 
 from stepspec.base.file_model import FileModel
@@ -44,12 +45,15 @@ from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scorin
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters, Parts
 from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
+from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
 from stepspec.errors import EngineError, StepSpecError, UsageError
+
+logger = logging.getLogger(__name__)
 
 MAX_SLOTS = 64
 
@@ -64,12 +68,20 @@ class TorchOptions(FileModel):
     """A torch device, such as `cuda:1`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the weights."""
+    quantize: Quantization | None = None
+    """How to quantize the weights for a CPU, see `stepspec.engines.torch_engine.matrix`. "int4" is for drafts."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of a model on a CPU."""
     max_model_len: int | None = Field(default=None, ge=64)
     """Longest text, in tokens; None for the model's context. On a GPU, shorter texts leave room for more of them."""
     thinking: str | None = None
     """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
+
+    @model_validator(mode="after")
+    def _one_type(self) -> Self:
+        if self.quantize and self.dtype:
+            raise ValueError(f"quantize={self.quantize} is a data type of its own. Leave out dtype={self.dtype}")
+        return self
 
     @classmethod
     def parsed(cls, query: str) -> "TorchOptions":
@@ -133,7 +145,9 @@ class TorchEngine:
         self._drafter_tokenizer = drafter_tokenizer
         self._heads = heads
         self._weights = weights
-        self._threads = threads or default_threads(model.num_parameters)
+        self._threads = threads or default_threads(
+            model.num_parameters, model.make_trial() if model.device.type == "cpu" else None
+        )
         self._grammars = Grammars(tokenizer, model.vocab_size)
         self.make_room(budget)
         self._metrics = EngineMetrics()
@@ -163,7 +177,7 @@ class TorchEngine:
             spec: hub name, folder or GGUF file. After a question mark, it may have `TorchOptions`, which override the
                 arguments.
             device: a torch device; the default is CUDA if there is a GPU, else the CPU.
-            dtype: of the weights; the default is float32 on a CPU, else bfloat16.
+            dtype: of weights that are not quantized; the default is float32 on a CPU, else bfloat16.
             title: the model's name in results; the default is the hub name or the folder's name.
 
         Raises:
@@ -173,7 +187,12 @@ class TorchEngine:
         name, _, query = spec.partition("?")
         options = TorchOptions.parsed(query)
         device = options.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
-        chosen = dtype if options.dtype is None else getattr(torch, options.dtype)
+        quantize, chosen = options.quantize, dtype if options.dtype is None else getattr(torch, options.dtype)
+        if quantize is not None:
+            chosen = torch.bfloat16  # what is not quantized, such as embeddings
+            if not can_quantize(torch.device(device)):
+                logger.warning("%s runs in bfloat16: quantize=%s needs a CPU with VNNI instructions", name, quantize)
+                quantize = None
         title = title or (Path(name).resolve().name if Path(name).exists() else name)
         name = model_folder(name)
 
@@ -181,7 +200,7 @@ class TorchEngine:
             network = load_network(name, device, chosen)
             tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
-            model = CausalModel(network, title, vocabulary)
+            model = CausalModel(network, title, vocabulary, quantize)
             model.shorten(options.max_model_len)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 
@@ -237,7 +256,7 @@ class TorchEngine:
         return {
             "name": self.name,
             "weights": self._weights,
-            "dtype": str(self.model.network.dtype).removeprefix("torch."),
+            "dtype": self.model.quantize or str(self.model.dtype).removeprefix("torch."),
             "device": str(device),
             "threads": self._threads if device.type == "cpu" else None,
         }

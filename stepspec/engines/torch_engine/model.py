@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,10 @@ from stepspec.engines.hugging_face import load_config, loading_options
 from stepspec.engines.torch_engine import attention
 from stepspec.engines.torch_engine.attention import Masks, UnsupportedAttentionError, runs_of_like_length
 from stepspec.engines.torch_engine.body import (
+    FUSED,
     FusedBody,
+    FusedHead,
+    Head,
     PartialHead,
     RaggedRow,
     has_alibi,
@@ -27,6 +30,7 @@ from stepspec.engines.torch_engine.body import (
     window_of,
 )
 from stepspec.engines.torch_engine.cache import SlotCache
+from stepspec.engines.torch_engine.matrix import Layout, Matrix, Quantization, can_quantize, packing_pays
 from stepspec.errors import ModelError, UsageError, reason_of
 
 logger = logging.getLogger(__name__)
@@ -36,6 +40,17 @@ CALL_BYTES = 120_000
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """By dtype: how far logits over the slot cache may deviate from the model's own, as a share of their spread."""
+
+SPAN = 16
+"""Quantized models attend to multiples of so many positions, of which a mask hides the last ones.
+
+The sums over positions then have one order in every pass. In other passes they would differ in the last
+bits, which quantization amplifies: one id at a time and eight at a time, logits of a model with 0.5 billion parameters
+differed by 5% of their spread.
+"""
+
+QUANTIZED_TOLERANCE: dict[Layout, float] = {"int8": 0.3, "int4": 0.6}
+"""The same for quantized weights, whose own rounding counts too. Wrong products deviate by 1 and more."""
 
 NUM_TRIALS, NUM_AGREEING = 8, 3
 """Number of trial texts for a network in 16 bits, and how many of them it must reproduce if not the first one."""
@@ -82,9 +97,19 @@ class CausalModel:
         network: the model.
         name: the model's name in errors.
         vocabulary: the ids that the model scores; None for all. All other logits are -inf.
+        quantize: how to quantize the weights; None leaves them in the network's data type.
+
+    Raises:
+        ModelError: the engine does not reproduce the network, or cannot quantize it.
     """
 
-    def __init__(self, network: PreTrainedModel, name: str, vocabulary: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        name: str,
+        vocabulary: Sequence[int] | None = None,
+        quantize: Quantization | None = None,
+    ) -> None:
         refuse_unsupported(network.config, name)
         self.name = name
         self.network = network.eval()
@@ -99,18 +124,31 @@ class CausalModel:
         self.cache = SlotCache()
         self.position_bytes = 1
         """Bytes of the keys and values of one position; set after the first pass."""
-        self._reproduce()
-        self.vocabulary = vocabulary
+        self.quantize: Quantization | None = None
         self.partial: PartialHead | None = None
         """The head of a model with a draft vocabulary; None for others."""
+        trials, references = self._reproduce()
+        self.vocabulary = vocabulary
         if vocabulary is not None:
             self.logits = self.partial = PartialHead(network, torch.tensor(sorted(vocabulary), device=self.device))
+        self.quantize = quantize
+        if quantize is not None and not (isinstance(self._body, FusedBody) and can_quantize(self.device)):
+            raise ModelError(
+                f"{name} cannot be quantized: that needs a model of the family {', '.join(sorted(FUSED))} on a CPU "
+                "with VNNI instructions. Leave out quantize."
+            )
+        embeddings: Any = network.get_input_embeddings()
+        if quantize or (isinstance(self._body, FusedBody) and packing_pays(embeddings.weight)):
+            self._store_as(quantize or "packed", trials, references)
         self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
         self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
 
-    def _reproduce(self) -> None:
+    def _reproduce(self) -> tuple[list[list[int]], list[Tensor]]:
         """Replace the network's attention and layers with the engine's, and check that the logits stay the same.
+
+        Returns:
+            The ids of the trial texts, and the network's own logits after each of them, [V].
 
         Raises:
             ModelError: the network does not run, or the logits over the slot cache differ from its own.
@@ -128,11 +166,9 @@ class CausalModel:
         network.set_attn_implementation(attention.NAME)
         reached = self._has_alibi or network.config._attn_implementation == attention.NAME
         try:
-            self._body, self.logits = make_body(network), make_head(network)
-            deviation = self._deviation(trials[0], references[0][-1])
-            if deviation > TOLERANCE[network.dtype] and len(trials) > 1:
-                pairs = zip(trials, references, strict=True)
-                deviation = sorted(self._deviation(ids, own[-1]) for ids, own in pairs)[NUM_AGREEING - 1]
+            self._body = make_body(network)
+            self.logits: FusedHead | PartialHead | Head = make_head(network)
+            deviation = self._least_deviation(trials, [own[-1] for own in references], TOLERANCE[network.dtype])
         except Exception as error:
             failure = error
         if not reached or deviation > TOLERANCE[network.dtype]:
@@ -144,6 +180,39 @@ class CausalModel:
             ) from failure
         if self.reads_slots:
             self._try_slots(trials[0], references[0][-1])
+        return trials, [own[-1] for own in references]
+
+    @torch.inference_mode()
+    def _store_as(self, layout: Layout, trials: list[list[int]], references: list[Tensor]) -> None:
+        """Store the weights of a network with fused layers in another layout, and check that the logits stay the same.
+
+        Args:
+            layout: the layout.
+            trials: the ids of the trial texts.
+            references: the network's own logits after each of them, [V].
+
+        Raises:
+            ModelError: the logits differ by more than rounding explains.
+        """
+        assert isinstance(self._body, FusedBody)
+        assert isinstance(self.logits, FusedHead | PartialHead)
+        self._body.store_as(layout)
+        self.logits.store_as(layout)
+        self.cache = SlotCache()  # quantized models have keys and values in float32
+        bound = QUANTIZED_TOLERANCE.get(layout, TOLERANCE[self.network.dtype])
+        deviation = self._least_deviation(trials, references, bound)
+        if deviation > bound:
+            raise ModelError(
+                f"Products of {self.name} with weights stored as {layout} are wrong on this machine: its logits are "
+                f"off by {deviation:.2g} of their spread. Choose another dtype, or another PyTorch."
+            )
+
+    def _least_deviation(self, trials: Sequence[list[int]], references: Sequence[Tensor], bound: float) -> float:
+        """Return the deviation of the first text, or that of `NUM_AGREEING` texts if the first is above a bound."""
+        deviation = self._deviation(trials[0], references[0])
+        if deviation > bound and len(trials) > 1:
+            deviation = sorted(map(self._deviation, trials, references))[NUM_AGREEING - 1]
+        return deviation
 
     @torch.inference_mode()
     def _try_slots(self, ids: list[int], reference: Tensor) -> None:
@@ -171,23 +240,40 @@ class CausalModel:
         logger.warning("%s reads copies of its cache, which is slower on a GPU: %s", self.name, problem)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Data type of hidden states, and of keys and values."""
+        return torch.float32 if self.quantize else self.network.dtype
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(parameter.nbytes for parameter in self.network.parameters())
+        plain = sum(parameter.nbytes for parameter in self.network.parameters() if not parameter.is_meta)
+        return plain + sum(matrix.stored_bytes for matrix in self._matrices)
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        """All weights that a pass multiplies with, if the layers are fused."""
+        head = None if isinstance(self.logits, Head) else self.logits.matrix
+        return [] if head is None or not isinstance(self._body, FusedBody) else [*self._body.matrices, head]
 
     def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Return the runs in which to attend to rows of these lengths; see `runs_of_like_length`."""
-        return runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
+        runs = runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
+        return runs if self.quantize is None else [(count, fewer // SPAN * SPAN) for count, fewer in runs]
+
+    def _num_hidden(self, span: int) -> int:
+        """Return how many positions beyond the span of a pass it reads without seeing them."""
+        return 0 if self.quantize is None else -span % SPAN
 
     @property
     def read_bytes(self) -> int:
         """Bytes of the weights that every pass reads: not embeddings that are looked up, nor head rows not scored."""
+        if matrices := self._matrices:
+            return sum(matrix.num_bytes for matrix in matrices)
         embeddings: Any
         head: Any
         embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
         looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
-        if head is not None and self.vocabulary is not None:
-            looked_up += head.weight[0].nbytes * (len(head.weight) - len(self.vocabulary))
         return self.weight_bytes - looked_up
 
     def shorten(self, max_model_len: int | None) -> None:
@@ -208,9 +294,21 @@ class CausalModel:
         """Return a model with the same weights and a separate cache."""
         return self._twin(cache=SlotCache())
 
+    def make_trial(self) -> Callable[[], object]:
+        """Return a function that reads one more id, in a cache of its own, for measurements."""
+        twin = self.with_own_cache()
+        return torch.inference_mode()(lambda: twin.extend([0], [[0]]))
+
     def as_it_was(self) -> PreTrainedModel:
-        """Return the network with transformers' own attention, sharing the weights and their memory layout."""
+        """Return the network with transformers' own attention, sharing the weights and their memory layout.
+
+        Weights that are stored in a layout of the engine's own are copied.
+        """
         network = sharing_weights(self.network)
+        if isinstance(self._body, FusedBody):
+            self._body.restore(network)
+        if isinstance(self.logits, FusedHead):
+            self.logits.restore(network)
         network.set_attn_implementation(self._own_attention)
         return network
 
@@ -246,13 +344,14 @@ class CausalModel:
         """
         slots, starts, _, runs = positions
         width = ids.shape[1]
-        span = positions.span_of(width)
+        num_hidden = self._num_hidden(positions.span_of(width))
+        span = positions.span_of(width) + num_hidden
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
-        self.cache.begin(slots, cells, span, runs)
+        self.cache.begin(slots, cells, span, runs, num_hidden)
         if isinstance(slots, Tensor) and self.reads_slots:
             position_ids = cells.clamp(max=self.max_context - 1)  # padding may be beyond the context
             return self._body(ids, position_ids, Masks(rows=(slots, starts)), self.cache)
-        hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor)
+        hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor) or self.quantize is not None
         position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
         return self._body(ids, position_ids, masks, self.cache)
 
@@ -387,14 +486,17 @@ class CausalModel:
             Hidden states of all rows, one row after the other, [1, N, W].
         """
         assert isinstance(self._body, FusedBody)
-        self.cache.reserve(max(slots) + 1, max(start + len(row) for start, row in zip(starts, ids, strict=True)))
+        ends = [start + len(row) for start, row in zip(starts, ids, strict=True)]
+        spans = [end + self._num_hidden(end) for end in ends]
+        self.cache.reserve(max(slots) + 1, max(spans))
         rows, places = list[RaggedRow](), list[Tensor]()
-        for index, (slot, start, row) in enumerate(zip(slots, starts, ids, strict=True)):
+        for index, (slot, start, row, span) in enumerate(zip(slots, starts, ids, spans, strict=True)):
             own = [] if branches is None else branches[index]
             shape = _branch_columns([len(row)], [own], len(row)) if any(each.length for each in own) else None
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
-            position_ids, masks = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
-            rows.append(RaggedRow(slot, start, len(row), masks))
+            hides = len(row) > 1 or self.quantize is not None
+            position_ids, masks = self._places(begin, cells, span, shape, hides=hides)
+            rows.append(RaggedRow(slot, start, len(row), span, masks))
             places.append(position_ids)
         flat = torch.tensor([[id for row in ids for id in row]])
         return self._body.ragged(flat, torch.cat(places, 1), rows, self.cache)
@@ -432,6 +534,8 @@ class CausalModel:
         self.rollback(0, start - 1)
         before = self.extend([0], [[*ids[start - 1 : start + 1], *rest]], branches=[[Branch(3, hidden=1)]])
         ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside, *before)]).float()  # [5, V]
+        if self.partial is not None:
+            ends, reference = ends[:, self.partial.ids], reference[self.partial.ids]
         spread = (reference - reference.mean()).norm()  # the measure is relative, as a small model's logits are small
         return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
 

@@ -3,9 +3,11 @@
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from statistics import median
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,12 @@ T = TypeVar("T")
 SMALL_MODEL = 100_000_000
 """Number of parameters below which a CPU runs a model faster on one thread, because synchronizing threads costs more
 than the arithmetic."""
+
+TRIAL_S, MIN_TRIALS = 0.8, 2
+"""Seconds after which a trial of two numbers of threads ends, and how often it tries both at least."""
+
+LAST_CORE_GAIN = 1.2
+"""Speedup that a thread on the last core must reach. Draft and event loop have to share that core with it."""
 
 OMP_PAUSE_SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0: end the workers, and keep all settings."""
@@ -49,13 +57,43 @@ def one_thread() -> Generator[None]:
             torch.set_num_threads(threads)
 
 
-def default_threads(num_parameters: int) -> int:
+def default_threads(num_parameters: int, work: Callable[[], object] | None = None) -> int:
     """Return the number of CPU threads for a model.
 
-    A small model gets one. A larger one gets PyTorch's number, but leaves a core to the draft and the event loop: with
-    a busy neighbor on the last core, every product of several threads waits for the one that shares its core.
+    A small model gets one. A larger one gets PyTorch's number, but leaves a core to the draft and the event loop,
+    unless `work` is clearly faster on all cores: with a busy neighbor on the last core, every product of several
+    threads waits for the one that shares its core.
+
+    Args:
+        num_parameters: of the model.
+        work: a pass of the model, for a trial of at most about a second; None for no trial.
     """
-    return 1 if num_parameters < SMALL_MODEL else max(1, min(torch.get_num_threads(), _num_cores() - 1))
+    if num_parameters < SMALL_MODEL:
+        return 1
+    most = min(torch.get_num_threads(), _num_cores())
+    fewer = max(1, min(most, _num_cores() - 1))
+    if work is None or most < LAST_CORE_GAIN * fewer:
+        return fewer
+    with _lock:
+        default = torch.get_num_threads()
+        try:
+            return run_in_thread(lambda: _faster(work, fewer, most))
+        finally:
+            run_in_thread(lambda: torch.set_num_threads(default))
+
+
+def _faster(work: Callable[[], object], fewer: int, most: int) -> int:
+    """Return `most` if `work` reaches `LAST_CORE_GAIN` with that many threads, by medians of turns; else `fewer`."""
+    seconds: dict[int, list[float]] = {fewer: [], most: []}
+    started = time.perf_counter()
+    while len(seconds[most]) <= MIN_TRIALS or time.perf_counter() - started < TRIAL_S:
+        for count, times in seconds.items():
+            torch.set_num_threads(count)
+            begun = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begun)
+    first, second = (median(times[1:]) for times in seconds.values())  # the first turn warms up
+    return most if first > LAST_CORE_GAIN * second else fewer
 
 
 def use_threads(count: int) -> None:

@@ -51,19 +51,38 @@ async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int, width
         concurrency: number of concurrent requests.
         widths: numbers of tokens that the timed passes of the target read, the first of them 1.
     """
-    target = await _model_costs(pair.target, prompts, concurrency, widths)
-    draft = await _model_costs(pair.draft, prompts, concurrency, ()) if pair.draft else None
+    target = await model_costs(pair.target, prompts, concurrency, widths)
+    draft = await model_costs(pair.draft, prompts, concurrency, ()) if pair.draft else None
     return PairCosts(concurrency=concurrency, target=target, draft=draft)
 
 
-async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int, widths: Sequence[int]) -> ModelCosts:
+async def model_costs(
+    engine: Engine,
+    prompts: Sequence[str],
+    concurrency: int,
+    widths: Sequence[int],
+    num_turns: int = TURNS,
+    written: int = WRITTEN,
+) -> ModelCosts:
+    """Measure the costs of one model.
+
+    Args:
+        engine: its engine.
+        prompts: see `load_costs`.
+        concurrency: number of concurrent requests.
+        widths: numbers of tokens that the timed passes read, the first of them 1; empty for none.
+        num_turns: number of turns.
+        written: tokens generated after each prompt to time one token.
+    """
     await engine.forget()  # cached prompts would be too cheap
     max_length = engine.max_context - max(WRITTEN, *WIDTHS)
     texts = [ids for prompt in prompts if 1 < len(ids := engine.tokenizer.encode(prompt)) <= max_length]
     if not texts:  # every prompt nearly fills the context, so measure after half a context instead
         texts = [engine.tokenizer.encode(prompt)[: engine.max_context // 2] for prompt in prompts]
-    await _turn(engine, _some(texts, 0, concurrency), widths)  # the first calls of their kind may compile or allocate
-    turns = [await _turn(engine, _some(texts, 1 + turn, concurrency), widths) for turn in range(TURNS)]
+    await _turn(
+        engine, _some(texts, 0, concurrency), widths, written
+    )  # the first calls of their kind may compile or allocate
+    turns = [await _turn(engine, _some(texts, 1 + turn, concurrency), widths, written) for turn in range(num_turns)]
     reads = [turn.read_s for turn in turns if turn.read_s is not None]
     write_s = statistics.median(turn.write_s for turn in turns)
     round_trip_s = await engine.round_trip_s() if isinstance(engine, Distant) else None
@@ -83,12 +102,12 @@ def _some(texts: Sequence[Ids], turn: int, count: int) -> list[Ids]:
     return [texts[(turn * count + index) % len(texts)] for index in range(count)]
 
 
-async def _turn(engine: Engine, texts: Sequence[Ids], widths: Sequence[int]) -> ModelCosts:
+async def _turn(engine: Engine, texts: Sequence[Ids], widths: Sequence[int], written: int) -> ModelCosts:
     read_s = await _reading(engine, texts)
     buffers = [TokenBuffer(ids) for ids in texts]
     await _written(engine, buffers, 1)  # reads them
     one_s, _ = await _written(engine, buffers, 1)
-    all_s, chunks = await _written(engine, buffers, WRITTEN)
+    all_s, chunks = await _written(engine, buffers, written)
     more = max(len(chunk.ids) for chunk in chunks) - 1
     # If the model ends every text after the first token, only the time of a call for one token is known.
     write_s = max((all_s - one_s) / more, 0.01 * one_s) if more else one_s

@@ -23,12 +23,22 @@ class Drafters:
         Raises:
             UsageError: the drafter needs a draft model, Medusa heads or layers that are missing.
         """
-        if name in CALL_DRAFTERS and (missing := _drafter(name).missing(self._parts)) is not None:
+        if name in CALL_DRAFTERS and (missing := self._missing(name)) is not None:
             raise UsageError(missing)
 
     def available(self) -> list[DrafterName]:
         """Return the names of the drafters that pass `check`."""
-        return [name for name in CALL_DRAFTERS if _drafter(name).missing(self._parts) is None]
+        return [name for name in CALL_DRAFTERS if self._missing(name) is None]
+
+    def _missing(self, name: DrafterName) -> str | None:
+        """Return why a drafter cannot be used; None if it can."""
+        target = self._parts.target
+        if target.quantize == "int4":
+            return (
+                f"{target.name} has quantize=int4, which is for drafts: passes over more than a few tokens round "
+                "differently, so drafting would change its text. Load it with quantize=int8."
+            )
+        return _drafter(name).missing(self._parts)
 
     def get(self, name: DrafterName) -> Drafter | None:
         """Return the drafter of that name; None for `none`."""

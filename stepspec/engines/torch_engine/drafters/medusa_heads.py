@@ -53,4 +53,4 @@ def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
         raise ModelError(f"The Medusa heads in {file} must be finite floating-point numbers.")
     heads = MedusaHeads(count, width, model.vocab_size)
     heads.load_state_dict(weights)
-    return heads.to(model.device, model.network.dtype)
+    return heads.to(model.device, model.dtype)

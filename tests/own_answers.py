@@ -41,6 +41,8 @@ def answer_places(ids: Sequence[int], start: int, tags: ThinkingTags | None, tar
     """Return the places outside the thinking of a text, and those of the tags that end the thinking."""
     if tags is None:
         return []
+    if tags.text:
+        return text_places(ids, start, tags, target)
     found, thinking, header = list[int](), True, list[int] | None
     header = None
     for at in range(start, len(ids)):
@@ -56,6 +58,21 @@ def answer_places(ids: Sequence[int], start: int, tags: ThinkingTags | None, tar
             header = [] if tags.header_end is not None and ends else None
             thinking = False
     return found
+
+
+def text_places(ids: Sequence[int], start: int, tags: ThinkingTags, target: Recorded) -> list[int]:
+    """Return the places of a text that ends the thinking, and of everything after it; else of the end of the text."""
+    text, starts = "\n", list[int]()
+    for id in ids[start:]:
+        starts.append(len(text))
+        text += target.tokenizer.piece(id)
+    ended = text.find(tags.text)
+    first = ended + len(tags.text) - len(tags.text.lstrip()) if ended >= 0 else len(text)
+    return [
+        at
+        for at, end in enumerate([*starts[1:], len(text)], start)
+        if end > first or ids[at] in tags.ends | target.tokenizer.end_ids
+    ]
 
 
 def plain_places(ids: Sequence[int], start: int, result: Result, request: Request, target: Recorded) -> list[int]:

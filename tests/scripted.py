@@ -67,12 +67,14 @@ class WordTokenizer:
         tags: bool = True,
         special: str = SPECIAL,
         ends: Sequence[str] = ("<|end|>",),
+        longer: str = "",
     ) -> None:
-        """`special` matches the special tokens, and `ends` end a text. Without `tags`, think tags are not special."""
+        """`special` matches the special tokens, and `ends` end a text. Without `tags`, think tags are not special.
+        `longer` matches further tokens, which are looked for first."""
         self.num_decoded = 0
         self._tags = tags
         self._special = special
-        self._tokens = re.compile(f"{special}|{TOKENS}", re.DOTALL)
+        self._tokens = re.compile("|".join(filter(None, (special, longer, TOKENS))), re.DOTALL)
         self._ids: dict[bytes, int] = {}
         self._pieces: list[bytes] = []
         environment = jinja2.Environment(undefined=jinja2.StrictUndefined)

@@ -14,7 +14,7 @@ import pytest
 from own_answers import check
 from random_judge import RandomJudge
 from scripted import PLAIN_TEMPLATE, ScriptedEngine, WordTokenizer
-from thinking_families import FAMILIES, Family
+from thinking_families import ASKED, FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
 from stepspec.engines.protocol import Generate, Sampling, TokenChunk, Verification, Verify
@@ -24,7 +24,7 @@ from stepspec.loop.request import Request
 from stepspec.loop.step import Result
 
 PLAIN = Family("none", PLAIN_TEMPLATE, (), "<|assistant|>", "")
-MODELS = {**FAMILIES, "plain": PLAIN}
+MODELS = {**FAMILIES, "plain": PLAIN, "asked": ASKED}
 WORDS = (" one", " two", " so", " the", " answer", " is", " \\", "boxed", "{", "}", "5", "7", "\n\n", "\n\n", "#", ".")
 JUDGES: Sequence[dict[str, Any]] = ({"kind": "likelihood", "threshold": -3.0},)
 POLICIES: tuple[dict[str, Any], ...] = (
@@ -69,8 +69,12 @@ class Recording(ScriptedEngine):
             if [*ids[at + 1 :]] == header[: len(ids) - at - 1] and len(ids) - at - 1 < len(header):
                 return header[len(ids) - at - 1]
         kind = rng.random()
+        if tags is not None and tags.text:
+            for count in range(len(tags.ending) - 1, 0, -1):
+                if (*ids[-count:],) == tags.ending[:count] and rng.random() < 0.9:
+                    return tags.ending[count]
         if kind < 0.08 and tags is not None:
-            return tags.end
+            return tags.ending[0]
         return rng.choice(self.ends if kind < 0.12 else self.rare if kind < 0.16 and self.rare else self.words)
 
     def confirm(self, ids: Sequence[int], id: int) -> None:
@@ -153,6 +157,7 @@ async def play(seed: int) -> tuple[Result, Request, Recording]:
     target.prepare(family, seed)
     specials = [token for each in MODELS.values() for token in each.special]
     texts = [*WORDS * 2, *specials, "<|end|>", "</think>", "<tool_call>", " the answer is 5", "\\boxed{5}", "#### 5"]
+    texts += ["\n", "Answer", ":", ":5", "\nAnswer: 5", "\n\nAnswer:5", ".</think>\n\n"]
     draft.target, draft.rng, draft.share = target, rng, rng.choice((0.3, 0.8, 0.95))
     draft.other = [id for text in texts for id in other.encode(text)]
     policy = Policy.model_validate(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from scripted import PLAIN_TEMPLATE, Opinion, Reply, ScriptedEngine, Stage, WordTokenizer
-from thinking_families import FAMILIES, Family
+from thinking_families import ASKED, FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
 from stepspec.chat.prompts import checked_messages, encode_prompt
@@ -20,7 +20,12 @@ ONE, TWO = "One two.\n\n", "Three five.\n\n"
 QUESTION = [{"role": "user", "content": "How many?"}]
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 
+WITH_TEXT = {name: family for name, family in FAMILIES.items() if family.longer}
+WITH_TOKENS = {name: family for name, family in FAMILIES.items() if not family.longer}
+
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+each_with_tokens = pytest.mark.parametrize("family", WITH_TOKENS.values(), ids=WITH_TOKENS)
+each_with_text = pytest.mark.parametrize("family", WITH_TEXT.values(), ids=WITH_TEXT)
 
 
 @pytest.fixture
@@ -94,7 +99,7 @@ def shown(tokenizer: WordTokenizer, content: str, **fields: str) -> str:
     return tokenizer.decode(encode_prompt(tokenizer, checked_messages([*QUESTION, turn, *QUESTION])).ids)
 
 
-@each_family
+@each_with_tokens
 def test_a_tag_inside_an_earlier_answer_is_text_and_reasoning_that_is_given_stays(family: Family) -> None:
     tokenizer = family.tokenizer()
     without, with_reasoning = shown(tokenizer, "X"), shown(tokenizer, "X", reasoning="Hm.")
@@ -115,7 +120,6 @@ def test_a_vocabulary_with_tags_that_the_template_does_not_use_is_no_thinking_mo
     [
         "{% if enable_thinking %}{{ messages }}{% endif %}",
         "{{ messages[0].reasoning_content }}",
-        "{{ messages }}<think>",
         "{{ messages }}<|thinking|>",
     ],
 )
@@ -170,7 +174,7 @@ def test_a_wrong_choice_is_refused(wanted: str, text: str | None, complaint: str
 # Requests
 
 
-@each_family
+@each_with_tokens
 async def test_the_draft_ends_the_thinking_only_if_the_target_does(family: Family) -> None:
     tag = tag_of(family)
     opinions = [ONE + TWO[:3], TWO + tag]
@@ -181,9 +185,9 @@ async def test_the_draft_ends_the_thinking_only_if_the_target_does(family: Famil
     assert target.calls[0].prompt.endswith(family.opened)
 
 
-@each_family
+@each_with_tokens
 async def test_a_draft_of_another_format_ends_the_thinking_in_its_own(family: Family) -> None:
-    for name, other in FAMILIES.items():
+    for name, other in WITH_TOKENS.items():
         draft, opinions = [ONE + tag_of(other)], [ONE + tag_of(family)]
         result, _, engine = await played(family, draft, opinions, answering(family), draft_family=other)
         assert (result.reasoning, result.answer) == (ONE, "So 9."), name
@@ -206,8 +210,10 @@ async def test_a_template_that_closes_the_thinking_leaves_everything_to_the_targ
 
 
 def tag_of(family: Family) -> str:
-    """Return the token that ends the thinking of a family."""
+    """Return the token, or the text, that ends the thinking of a family."""
     tokenizer = family.tokenizer()
+    if tokenizer.thinking is not None and tokenizer.thinking.text:
+        return tokenizer.thinking.text
     return tokenizer.decode(tokenizer.encode(family.ending)[:1])
 
 
@@ -263,6 +269,86 @@ async def test_before_an_answer_under_a_schema_only_the_ending_ends_the_thinking
     result = await StepSpec(policy="target", pair=Pair(engine, None)).generate("How many?", **options)
     assert result.reasoning == f"{ONE} two.\n\n"  # the token is special here, so it is not shown
     assert result.tool_calls or result.answer.startswith("[")
+
+
+# Thinking that ends with text
+
+
+async def played_by(
+    tokenizer: WordTokenizer, draft: list[str], opinions: list[str], target: list[str], **settings: Any
+):
+    """Run a request with scripted models under a policy with these settings."""
+    models = ScriptedEngine(tokenizer, [*target], [*opinions], name="target"), ScriptedEngine(tokenizer, [*draft])
+    result = await StepSpec(policy=policy(**settings), pair=Pair(*models)).generate("How many?")
+    result.counts.check(10_000)
+    return result
+
+
+def in_tags(family: Family, answer: str) -> str:
+    """Return an answer as the family writes it after its thinking."""
+    return f"\n<answer>\n{answer}\n</answer>" if family.thinking == "hunyuan" else f"\n\n{answer}"
+
+
+@each_with_text
+@pytest.mark.parametrize("chunk_size", [1, 2, 100])
+async def test_text_ends_the_thinking_across_token_borders(family: Family, chunk_size: int) -> None:
+    tokenizer, thought = family.tokenizer(), "One</b> two</ think>.\n\nThree"
+    assert tokenizer.thinking is not None
+    assert (tokenizer.thinking.text, tokenizer.thinking.end) == ("</think>", None)
+    reply = Reply(f"{thought}.</think>{in_tags(family, 'So </think> 9.')}<|end|>", chunk_size=chunk_size)
+    result = await StepSpec(policy="target", pair=Pair(ScriptedEngine(tokenizer, [reply]), None)).generate("How many?")
+    assert (result.reasoning, result.answer.strip()) == (f"{thought}.", "So </think> 9.")
+    assert [step.end for step in result.steps] == ["delimiter", "thinking"]
+
+
+@each_with_text
+@pytest.mark.parametrize("salvage", [None, {}])
+async def test_the_draft_s_text_is_cut_where_the_thinking_would_end(family: Family, salvage: Any) -> None:
+    draft = ["Six.</think>So 5.<|end|>", "</think>So 5.<|end|>"]
+    target = [".</think>", in_tags(family, "So 9.") + "<|end|>"]
+    opinions = ["Six.</", ".</"]
+    if salvage is not None:  # the pass over the empty step has its first token
+        target[0] = "think>"
+    result = await played_by(family.tokenizer(), draft, opinions, target, salvage=salvage)
+    assert (result.reasoning, result.answer.strip()) == ("Six.", "So 9.")
+    assert result.steps[0].origin == "draft"
+    assert result.steps[-1].end == "thinking"
+
+
+@each_with_text
+async def test_the_rest_of_a_tag_is_not_taken_from_the_draft(family: Family) -> None:
+    """The target wrote its beginning, up to the longest length of a step."""
+    draft, opinions = ["</think>", "think>So 5.<|end|>", "</think>"], ["Six", "think", "</"]
+    target = ["Six one</", "nine.\n\n", "</think>", in_tags(family, "So 9.") + "<|end|>"]
+    settings = {"step": {"max_step_tokens": 3}, "salvage": None}
+    result = await played_by(family.tokenizer(), draft, opinions, target, **settings)
+    assert (result.reasoning, result.answer.strip()) == ("Six one</nine.\n\n", "So 9.")
+    assert {step.origin for step in result.steps} == {"target"}
+
+
+async def test_a_line_ends_the_thinking_only_at_its_beginning() -> None:
+    draft = ["One. Answer: 5.\n\n", "Answer: 5<|end|>"]
+    result = await played_by(ASKED.tokenizer(), draft, ["One. Answer: 5.\n\n", "Answer"], ["Answer:", "$9.<|end|>"])
+    assert (result.reasoning, result.answer) == ("One. Answer: 5.\n\n", "$9.")
+    assert [step.origin for step in result.steps] == ["draft"]
+
+
+@pytest.mark.parametrize("reply", ["Answer:$9.<|end|>", "One two.\n\nAnswer:$9.<|end|>", "One two.\nAnswer:$9.<|end|>"])
+async def test_what_a_token_has_after_the_text_belongs_to_the_answer(reply: str) -> None:
+    for options in ({}, {"max_thinking_tokens": 50}):
+        replies = [reply, "9.<|end|>"] if options else [reply]
+        engine = ScriptedEngine(ASKED.tokenizer(), [*replies])
+        result = await StepSpec(policy="target", pair=Pair(engine, None)).generate("How many?", **options)
+        assert (result.reasoning, result.answer) == (reply.partition("Answer:")[0], "$9.")
+        result.counts.check(10_000)
+
+
+async def test_a_line_can_be_written_in_place_of_the_target() -> None:
+    engine = ScriptedEngine(ASKED.tokenizer(), [" 9.<|end|>"])
+    session = StepSpec(policy="target", pair=Pair(engine, None))
+    result = await session.generate("How many?", max_thinking_tokens=0)
+    assert (result.reasoning.strip(), result.answer) == ("", " 9.")
+    assert engine.calls[0].prompt.endswith("\nAnswer:")
 
 
 # Variables of templates
@@ -460,7 +546,7 @@ async def test_a_schema_begins_after_the_header() -> None:
 # A draft that writes what only the target may write
 
 
-@each_family
+@each_with_tokens
 async def test_control_tokens_of_a_draft_are_never_accepted(family: Family) -> None:
     tag = tag_of(family)
     for token in {*family.special, "<|turn|>"} - {tag}:

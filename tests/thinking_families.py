@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scripted import WordTokenizer
+from scripted import PLAIN_TEMPLATE, WordTokenizer
+
+from stepspec.engines.thinking import ANSWER_LINE, find_tags
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Family:
         special: its special tokens, besides `<|end|>`, which ends a turn in all templates here.
         opened: what the prompt ends with.
         ending: what the model writes between its thinking and its answer.
+        longer: matches tokens that reach over the borders of tags that are text.
         switches: whether template arguments turn the thinking off.
         ends: tokens that end a text.
     """
@@ -32,11 +35,13 @@ class Family:
     ending: str
     switches: bool = False
     ends: tuple[str, ...] = ("<|end|>",)
+    longer: str = ""
 
     def tokenizer(self) -> WordTokenizer:
         """Return a tokenizer with the family's template and special tokens."""
         tokens = sorted({*self.special, *self.ends, "<|end|>", "<|turn|>"}, key=len, reverse=True)
-        return WordTokenizer(self.template, special="|".join(map(re.escape, tokens)), ends=self.ends)
+        special = "|".join(map(re.escape, tokens))
+        return WordTokenizer(self.template, special=special, ends=self.ends, longer=self.longer)
 
 
 def turns(assistant: str = "{{ m.content }}", before: str = "", turn: str = "<|turn|>{{ m.role }}\n") -> str:
@@ -50,6 +55,17 @@ def turns(assistant: str = "{{ m.content }}", before: str = "", turn: str = "<|t
 FORGETS = "{{ m.content.split('</think>')[-1] }}"
 GENERATES = "{%- if add_generation_prompt %}<|turn|>assistant\n"
 TAGS = ("<think>", "</think>", "<tool_call>")
+
+SWITCHED_BY_SYSTEM = (
+    "{%- set ns = namespace(on=true) -%}"
+    "{%- for m in messages if '/no_think' in m.content %}{% set ns.on = false %}{% endfor -%}"
+    + turns(FORGETS)
+    + GENERATES
+    + "{% if not ns.on %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+MERGED = r">\n+|\.?</"
+"""Tokens of vocabularies in which tags are text."""
 
 FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(
@@ -77,11 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     "r1": Family("think", turns(FORGETS) + GENERATES + "<think>\n{% endif %}", TAGS, "<think>\n", "</think>"),
     "nemotron": Family(  # a switch in the system turn
         "think",
-        "{%- set ns = namespace(on=true) -%}"
-        "{%- for m in messages if '/no_think' in m.content %}{% set ns.on = false %}{% endfor -%}"
-        + turns(FORGETS)
-        + GENERATES
-        + "{% if not ns.on %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+        SWITCHED_BY_SYSTEM,
         TAGS,
         "assistant\n<think>\n",
         "</think>",
@@ -160,4 +172,44 @@ FAMILIES: Mapping[str, Family] = {
         "assistant\n◁think▷",
         "◁/think▷",
     ),
+    "olmo3": Family(
+        "think",
+        turns(FORGETS) + GENERATES + "<think>{% endif %}",
+        (),
+        "assistant\n<think>",
+        "</think>",
+        longer=MERGED,
+    ),
+    "llama-nemotron": Family(
+        "think",
+        SWITCHED_BY_SYSTEM,
+        (),
+        "assistant\n<think>\n",
+        "</think>",
+        longer=MERGED,
+    ),
+    "hunyuan": Family(
+        "hunyuan",
+        turns("{{ m.content.split('<answer>')[-1].split('</answer>')[0] }}")
+        + GENERATES
+        + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n{% endif %}{% endif %}",
+        (),
+        "assistant\n<think>\n",
+        "</think>\n<answer>\n",
+        switches=True,
+        longer=MERGED,
+    ),
 }
+
+
+@dataclass(frozen=True)
+class AskedFamily(Family):
+    """Models that mark their thinking only if they are asked to, so that the format is chosen."""
+
+    def tokenizer(self) -> WordTokenizer:
+        tokenizer = super().tokenizer()
+        tokenizer.thinking = find_tags(tokenizer, self.template, self.thinking)
+        return tokenizer
+
+
+ASKED = AskedFamily(ANSWER_LINE, PLAIN_TEMPLATE, (), "<|assistant|>", "\nAnswer:", longer=r"\.\n\n|:[$5]")

@@ -395,6 +395,7 @@ class StepSpec:
             )
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = encoded.json_schema is not None
+        form = encoded.tags and encoded.tags.format
         opener = None
         if toolbox.tools and not self.thinks:
             opener = (call_format(target.tokenizer) or HERMES).opener
@@ -415,10 +416,11 @@ class StepSpec:
             json_schema=encoded.json_schema,
             call_opener=opener,
             answer=AnswerReader(
-                options.stop,
+                (*options.stop, *([form.answer_ending] if form is not None and form.answer_ending else ())),
                 self._call_reader(toolbox, listed=in_json),
                 only_call=not toolbox.parallel,
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
+                opening=form.answer_opening if form is not None else "",
             ),
             spans=Spans(RequestAttributes(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,

@@ -18,12 +18,14 @@ class AnswerReader:
         *,
         only_call: bool = False,
         marks: str = "",
+        opening: str = "",
     ) -> None:
         """
         Args:
             stops: strings that end the text.
             calls: reads tool calls.
             only_call: whether the first valid tool call ends the text.
+            opening: text that the answer may begin with and that is not a part of it.
             marks: text that contains the special tokens of tool calls. Only these special tokens stay visible.
         """
         self.marks = marks
@@ -34,6 +36,7 @@ class AnswerReader:
         self.incomplete = False
         """Whether the text was cut within a tool call, known at the end."""
         self._stops = stops
+        self._opening = opening
         self._reader = calls
         self._held: str = ""
         self._chunks: list[str] = []
@@ -53,9 +56,16 @@ class AnswerReader:
         if self.stopped:
             return
         text = self._held + text
+        if self._opening:
+            begun = text.lstrip()
+            if begun != self._opening and self._opening.startswith(begun):
+                self._held = text
+                return
+            text = begun.removeprefix(self._opening) if begun.startswith(self._opening) else text
+            self._opening = ""
         found = [start for stop in self._stops if (start := text.find(stop)) >= 0]
         self.stopped |= bool(found)
-        end = min(found) if found else len(text) - _beginning(text, self._stops)
+        end = min(found) if found else len(text) - beginning(text, self._stops)
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._events(self._reader.feed(text) if self._reader else [text])
 
@@ -83,7 +93,7 @@ class AnswerReader:
                     yield AnswerDelta(each)
 
 
-def _beginning(text: str, stops: Sequence[str]) -> int:
+def beginning(text: str, stops: Sequence[str]) -> int:
     """Return how many characters at the end of a text may begin a stop string."""
     longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
     lengths = range(longest, 0, -1)

@@ -38,6 +38,11 @@ PROBLEM_PROMPTS: Mapping[str, str] = {
     ),
     # The format of few-shot prompts (arXiv:2201.11903, appendix): in solved examples, the answer follows the colon.
     "qa": "Q: {question}\nA:",
+    # For models that end their reasoning with such a line if they are asked to: the thinking format `answer-line`.
+    "answer-line": (
+        "{question}\n\nThink step by step, without LaTeX and without code. Write your reply in this form:\n\n"
+        "Reasoning: (the steps, one paragraph each)\n\nAnswer: (the number alone)"
+    ),
     "aime": (
         "{question}\n\nThe answer is a whole number from 0 to 999. Please reason step by step, and put your final "
         "answer within \\boxed{{}}."
@@ -165,7 +170,7 @@ def _without_thinking(turn: Message) -> Message:
     for form in FORMATS.values():
         opening = form.opening.strip()
         thinking, ended, answer = text.removeprefix(opening).partition(form.ending)
-        if text.startswith(opening) and ended:
+        if opening and text.startswith(opening) and ended:
             return {**turn, "reasoning_content": thinking.strip(), "content": answer.strip()}
     return turn
 

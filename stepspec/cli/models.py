@@ -116,7 +116,8 @@ def _thinking(model: ModelFacts) -> str:
 def _parts(thinking: Thinking) -> Iterator[str]:
     where = "by its chat template" if thinking.opened_by == "template" else "by stepspec"
     yield f"format {thinking.format}"
-    yield f"opened with {thinking.opening!r} {where}" if thinking.starts_open else "closed by its chat template"
+    opened = f"opened with {thinking.opening!r} {where}" if thinking.opening else "open from the first token"
+    yield opened if thinking.starts_open else "closed by its chat template"
     yield f"ended by {thinking.ending!r}"
     if thinking.implicit_ends:
         yield f"with tools also by {', '.join(map(repr, thinking.implicit_ends))}"

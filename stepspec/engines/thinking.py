@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stepspec.base.file_model import FileModel, load_toml
 from stepspec.errors import ModelError, UsageError, unknown_name
@@ -19,15 +19,26 @@ NONE = "none"
 """Name in an address for a model that does not mark its thinking."""
 
 
+ANSWER_LINE = "answer-line"
+"""Name of the format of models that end their reasoning with a line that begins with `Answer:`."""
+
+
 class ThinkingFormat(FileModel):
     """How a model family marks its thinking. A TOML file may describe another one, with these keys."""
 
     name: str
     """Its name in addresses, as in `torch:FOLDER?thinking=NAME`."""
-    opening: str = Field(min_length=1)
-    """Text that begins the thinking. The prompt ends with it: if the chat template does not write it, stepspec does."""
+    opening: str
+    """Text that begins the thinking. The prompt ends with it: if the chat template does not write it, stepspec does.
+    It may be empty in a format with `as_text`: every text then begins with thinking."""
     ending: str = Field(min_length=1)
-    """Text that ends the thinking and begins the answer. Its first token has no other use."""
+    """Text that ends the thinking and begins the answer. Its first token has no other use, or it is found as text."""
+    as_text: bool = False
+    """Whether a model may write the ending as text. It is then found across token borders, like a stop string."""
+    answer_opening: str = ""
+    """Text around the answer that is not a part of it, such as `<answer>`."""
+    answer_ending: str = ""
+    """Text after the answer. It ends the text."""
     implicit_ends: Sequence[str] = ()
     """Tokens that end the thinking without its ending and belong to the answer, such as one that opens a tool call."""
     header_end: str = ""
@@ -42,6 +53,12 @@ class ThinkingFormat(FileModel):
     sign: str = ""
     """Text of the family's chat templates, to tell formats with the same tags apart."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "ThinkingFormat":
+        if not (self.opening or self.as_text):
+            raise ValueError("opening is empty, so the prompt does not show where the thinking begins")
+        return self
+
     def fitted(self, template: str) -> "ThinkingFormat":
         """Return the format with only those arguments that a template uses."""
         used = {
@@ -52,7 +69,7 @@ class ThinkingFormat(FileModel):
 
     def is_of(self, template: str) -> bool:
         """Return whether a chat template has the tags of this format."""
-        return self.sign in template and any(tag.strip() in template for tag in (self.opening, self.ending))
+        return self.sign in template and any(tag.strip() in template for tag in (self.opening, self.ending) if tag)
 
 
 SWITCH: Mapping[str, Any] = {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
@@ -96,7 +113,19 @@ FORMATS: Mapping[str, ThinkingFormat] = {
         ThinkingFormat(name="kimi", opening="◁think▷", ending="◁/think▷"),
         # GLM writes a line break before the tag. Other models with these tags write it after the tag.
         ThinkingFormat(name="glm", sign="[gMASK]", **BROKEN_TAGS),
-        ThinkingFormat(name="think", **TAGS),  # Qwen, DeepSeek, QwQ, Nemotron and many others
+        # Hunyuan-A13B also has tags around its answer. All of them are text.
+        ThinkingFormat(
+            name="hunyuan",
+            sign="<answer>",
+            as_text=True,
+            answer_opening="<answer>\n",
+            answer_ending="\n</answer>",
+            **TAGS,
+        ),
+        # Qwen, DeepSeek, QwQ, Nemotron and many others. For OLMo-3 and Llama-Nemotron Super, the tags are text.
+        ThinkingFormat(name="think", as_text=True, **TAGS),
+        # For instruct models that are asked for it, as by the problem prompt `answer-line`. No template has it.
+        ThinkingFormat(name=ANSWER_LINE, opening="", ending="\nAnswer:", as_text=True, sign="\0"),
     )
 }
 """The known formats by name, in the order in which they are looked for."""
@@ -127,7 +156,8 @@ class ThinkingTags:
     Attributes:
         format: the format.
         opening: ids of its opening.
-        ending: ids of its ending. The first of them ends the thinking.
+        ending: ids of its ending. The first of them ends the thinking, unless `text` does.
+        text: the ending if it is text to the model; else empty. The model may write it with other ids.
         implicit_ends: ids of its implicit ends, as far as the model has them as single tokens.
         header_end: id of the token that ends a header; None if there are no headers.
         effort: variable of the chat template for how much to think; None if there is none.
@@ -136,24 +166,25 @@ class ThinkingTags:
     format: ThinkingFormat
     opening: tuple[int, ...]
     ending: tuple[int, ...]
+    text: str = ""
     implicit_ends: frozenset[int] = frozenset()
     header_end: int | None = None
     effort: str | None = None
 
     @property
-    def end(self) -> int:
-        """The token that ends the thinking."""
-        return self.ending[0]
+    def end(self) -> int | None:
+        """The token that ends the thinking; None if a text does."""
+        return None if self.text else self.ending[0]
 
     @property
     def all_ids(self) -> frozenset[int]:
         """All tokens of the format."""
-        return self.implicit_ends | {*self.opening, *self.ending}
+        return self.implicit_ends if self.text else self.implicit_ends | {*self.opening, *self.ending}
 
     @cached_property
     def ends(self) -> frozenset[int]:
         """All tokens that end the thinking."""
-        return self.implicit_ends | {self.end}
+        return self.implicit_ends if self.text else self.implicit_ends | {self.ending[0]}
 
     def is_open_in(self, text: str) -> bool:
         """Return whether a rendered prompt ends with the opening."""
@@ -215,14 +246,15 @@ def _named(wanted: str) -> ThinkingFormat:
 
 
 def _tags_of(form: ThinkingFormat, tokenizer: Codec) -> ThinkingTags | None:
-    """Return a format in a model's ids; None if the model does not have its tags as tokens."""
+    """Return a format in a model's ids; None if the model does not have its tags as tokens, and they are not text."""
     ending, opening = tuple(tokenizer.encode(form.ending)), tuple(tokenizer.encode(form.opening))
     header_end = _id_of(form.header_end, tokenizer) if form.header_end else None
     (tag,) = re.findall(r"^(?:<[^>]*>|[^<]*)", form.ending)
-    if _id_of(tag, tokenizer) is None or (form.header_end and header_end is None):
+    is_token = _id_of(tag, tokenizer) is not None
+    if not (is_token or form.as_text) or (form.header_end and header_end is None):
         return None
-    implicit = (_id_of(each, tokenizer) for each in form.implicit_ends)
-    return ThinkingTags(form, opening, ending, frozenset(each for each in implicit if each is not None), header_end)
+    implicit = frozenset(id for each in form.implicit_ends if (id := _id_of(each, tokenizer)) is not None)
+    return ThinkingTags(form, opening, ending, "" if is_token else form.ending, implicit, header_end)
 
 
 def _id_of(tag: str, tokenizer: Codec) -> int | None:

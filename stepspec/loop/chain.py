@@ -203,7 +203,8 @@ async def propose_chain(request: Request, table: Proposing) -> Chain:
                 goes_on = False
                 chain.append(tag)
                 front.add(tag)
-        ends = bool(chain) and request.tags is not None and chain[-1].tag == request.tags.end
+        tag = chain[-1].tag if chain else None
+        ends = tag is not None and request.tags is not None and tag == request.tags.end
         request.pace.costs.proposed(ends=ends)
         if table.answer and ends and _may_answer(request, front.uncommitted):
             num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
@@ -218,7 +219,7 @@ async def propose_chain(request: Request, table: Proposing) -> Chain:
 
 async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
     """Return the tag that ends the thinking, if the draft writes it next, as a step without text."""
-    if request.tags is None or not request.room_after(after):
+    if request.tags is None or request.tags.end is None or not request.room_after(after):
         return None
     ids, found = list[int](), None
     try:

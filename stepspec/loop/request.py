@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepspec.chat.answer import AnswerReader
 from stepspec.engines.judge_model import JudgeModel
@@ -257,7 +257,9 @@ class Request:
         assert self.tags is not None
         assert self.tags.header_end is not None
         if self.limits.allow_more():
-            await self._write(self.answer_ends | {self.tags.header_end}, most=MAX_HEADER)
+            await self._write(
+                Stop(min(self.limits.room, MAX_HEADER), token_ids=self.answer_ends | {self.tags.header_end})
+            )
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -364,11 +366,26 @@ class Request:
             self._num_read = num_before + len(ids)
             self.breaker.worked()
             self.ledger.waited("draft", chunk.queue_s)
-            seconds = time.perf_counter() - since
+            seconds, chunk = time.perf_counter() - since, self._before_ending(chunk, ids, after)
             return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
         if is_step and not self.limits.expired:
             self.not_proposed = why
         return None
+
+    def _before_ending(self, chunk: TokenChunk, ids: list[int], after: Sequence[int]) -> TokenChunk:
+        """Return a finished call of the draft, cut off where a text that ends the thinking begins or may begin: the
+        target writes it. `ids` keeps the same part, and the rest is counted here."""
+        count = self.transcript.num_before_ending(chunk.ids[: num_written(chunk)], after)
+        if count == num_written(chunk):
+            return chunk
+        self.ledger.add(drafted=len(ids) - count, abandoned=len(ids) - count)
+        del ids[count:]
+        details: dict[str, Any] = {
+            name: each and each[:count]
+            for name in ("logprobs", "entropies", "margins")
+            for each in [getattr(chunk, name)]
+        }
+        return replace(chunk, ids=chunk.ids[:count], end="length", **details)
 
     def room_after(self, ids: Sequence[int]) -> int:
         """Return how many tokens may follow uncommitted ids."""
@@ -398,7 +415,9 @@ class Request:
             async with asyncio.timeout_at(self.limits.deadline):
                 chunk = await collect(self.target.generate(call), ids)
         self.ledger.add_target_call(chunk, first=not after)
-        return _step_of(chunk, self._text_of(chunk))
+        count = self.transcript.num_before_ending(chunk.ids[: num_written(chunk)], after, whole=True)
+        text = self.tokenizer.decode(self.transcript.visible(chunk.ids[:count]))
+        return replace(_step_of(chunk, text), num_written=count)
 
     async def ask(self, after: Sequence[int], probe: Probe) -> Answer:
         """Ask the target a question after uncommitted ids."""
@@ -778,6 +797,7 @@ class Request:
             num_kept = self._own_prefix(proposal, verification)
         elif table and verification is not None:
             num_kept = agreed_prefix(proposal, verification, table.min_logprob if verdict.scores else 0.0)
+        num_kept = self.transcript.num_before_ending(proposal.ids[:num_kept])
         num_dropped = len(proposal.ids) - num_kept
         dropped = "abandoned" if proposal.aborted else "rejected"
         self.ledger.add(accepted=num_kept, salvaged=num_kept, **{dropped: num_dropped})
@@ -807,7 +827,7 @@ class Request:
             return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        num_before, chunk, watch = len(self.transcript.open_ids), TokenChunk(()), self._writing_watch()
+        num_before, chunk, watch = len(self.transcript.buffer), TokenChunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
         reads_prompt, since, waited_s = self.ledger.cached is None, time.perf_counter(), 0.0
@@ -832,7 +852,7 @@ class Request:
                     watch.pause(self.pace)
                     waited_s += paused_s
         watch.end(self.pace)
-        num_new = len(self.transcript.open_ids) - num_before
+        num_new = len(self.transcript.buffer) - num_before
         if fate == "regenerated" and not reads_prompt and not waited_s:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
@@ -868,13 +888,14 @@ class Request:
         """
         transcript, limits = self.transcript, self.limits
         separate = self.tags is not None and limits.separate_answer
-        if separate and transcript.thinking and limits.allow_more() and not await self._write(self.ends, until):
+        thinking_alone = replace(transcript.end_of_thinking, max_tokens=max(1, limits.room))
+        if separate and transcript.thinking and limits.allow_more() and not await self._write(thinking_alone, until):
             return
         thought = transcript.in_header or (transcript.thinking and not limits.allow_more())
         if separate and thought and not has_passed(limits.end):
             self._end_thinking()
         schema, goes_on = limits.json_schema, not transcript.ended and limits.allow_more()
-        if goes_on and not await self._write(self.answer_ends, until, schema):
+        if goes_on and not await self._write(Stop(limits.room, token_ids=self.answer_ends), until, schema):
             return
         if transcript.open_ids:
             self._close_step()
@@ -886,15 +907,9 @@ class Request:
         self.emit(self.transcript.end_thinking("target", len(ids)))
 
     async def _write(
-        self,
-        ends: frozenset[int],
-        until: Callable[[], bool] = lambda: False,
-        json_schema: str | None = None,
-        most: int | None = None,
+        self, stop: Stop, until: Callable[[], bool] = lambda: False, json_schema: str | None = None
     ) -> bool:
-        """Let a single writer write up to one of the tokens `ends`, and at most `most` tokens. Return False if `until`
-        stopped it, which may leave a step open."""
-        stop = Stop(self.limits.room if most is None else min(self.limits.room, most), token_ids=ends)
+        """Let a single writer write up to `stop`. Return False if `until` stopped it, which may leave a step open."""
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting

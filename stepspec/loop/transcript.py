@@ -4,9 +4,10 @@ Ids are only appended and never encoded again, so the work per step does not gro
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from stepspec.chat.answer import AnswerReader
+from stepspec.chat.answer import AnswerReader, beginning
 from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
 from stepspec.engines.stops import StopMatcher
@@ -19,7 +20,7 @@ MAX_HEADER = 32
 
 
 class Transcript:
-    """The text of a request. `thinking` is true until the end-of-thinking tag; the answer follows until `ended`.
+    """The text of a request. `thinking` is true until the tag or text that ends it; the answer follows until `ended`.
 
     A model without thinking tags has only steps, and their text is also the answer. In a format of messages, the header
     of a message follows the tag, and may open further thinking.
@@ -67,12 +68,21 @@ class Transcript:
         self._step_stop = step_stop
         self._answer_ends = tokenizer.end_ids | stop_token_ids
         self._tags = tags
+        self._ending = "" if tags is None else tags.text
+        if self._ending:
+            self._step_stop = replace(step_stop, delimiters=(*step_stop.delimiters, self._ending))
         self._header: list[int] | None = None
-        self._watch = self._new_watch()
+        self._watch = self._new_watch("\n")  # a text begins at the beginning of a line
+        self._after_ending: str | None = None
+        """What the last token of an ending that is text has after it; None before the ending."""
+        self._num_after = 0
+        """Ids of the answer that were appended with the open step."""
         self._step_end: StepEnd | None = None
 
-    def _new_watch(self) -> StopMatcher:
-        return StopMatcher(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
+    def _new_watch(self, before: str) -> StopMatcher:
+        """Return a watch of a step after a text, in which the text that ends the thinking may have begun."""
+        stop = replace(self._step_stop, before=before[len(before) - beginning(before, (self._ending,)) :])
+        return StopMatcher(stop, self._tokenizer.piece, self._tokenizer.end_ids)
 
     @property
     def last_text(self) -> str:
@@ -105,15 +115,30 @@ class Transcript:
         own, before = self._step_stop, self._watch.recent
         return Stop(max(1, min(room, remaining)), own.delimiters, own.token_ids, before)
 
+    @property
+    def end_of_thinking(self) -> Stop:
+        """Where a writer of the thinking alone must stop, without a limit of tokens."""
+        endings = (self._ending,) if self._ending else ()
+        return replace(self.rest_of_step(1), delimiters=endings)
+
     def extend(self, ids: Sequence[int]) -> None:
         """Append ids to the open step."""
         self.buffer.append(ids)
         for id in ids:
+            if self._after_ending is not None:  # engines may overlook an ending that began in the step before
+                self._num_after += 1
+                continue
             self.open_ids.append(id)
             self._step_end = self._end_of(id)
 
     def _end_of(self, id: int) -> StepEnd | None:
+        before = self._watch.recent
         end = self._watch.feed(id)
+        if end == "delimiter" and self._ending:
+            _, ended, after = (before + self._tokenizer.piece(id)).partition(self._ending)
+            if ended:
+                self._after_ending = after
+                return "thinking"
         if end == "token":
             return "text" if self._tags is None or id not in self._tags.ends else "thinking"
         return "cap" if end == "length" else end
@@ -123,9 +148,8 @@ class Transcript:
     ) -> Iterator[StepCommitted | AnswerEvent]:
         """Commit the open step. An end tag ends the thinking or the text and is not part of the step."""
         end = self._step_end or "cap"
-        ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
+        ids, rest = self._read_step(end)
         if ids:
-            rest = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
             text = self.open_text + rest
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
@@ -136,15 +160,56 @@ class Transcript:
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
         last = self.open_ids[-1] if self.open_ids else None
-        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
+        before = self._watch.recent + (self._tokenizer.piece(last) if last is not None and end == "delimiter" else "")
+        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(before), None
         if not self.thinking:
-            self._reader.position = len(self.buffer)
-        if end == "thinking" and self._tags is not None:
+            self._reader.position = len(self.buffer) - self._num_after
+        if self._after_ending is not None:
+            yield from self.answer.feed(self._after_ending)
+            self._after_ending = None
+            if self._num_after:
+                yield from self._read_answer()
+        elif end == "thinking" and self._tags is not None:
             if last in self._tags.implicit_ends:  # it is the beginning of the answer
                 self._reader.position -= 1
                 yield from self.answer.feed(self._reader.read(len(self.buffer), to_the_end=False))
             elif self._tags.header_end is not None:
                 self._header = []
+
+    def _read_step(self, end: StepEnd) -> tuple[Sequence[int], str]:
+        """Return the ids of the open step without those of what ends the text or the thinking, and their text."""
+        ids, position = self.open_ids, len(self.buffer) - self._num_after
+        if self._after_ending is None:
+            ids = ids[:-1] if end in ("thinking", "text") else ids
+            position += len(ids) - len(self.open_ids)
+            return ids, self._reader.read(position, to_the_end=end != "cap") if ids else ""
+        text = self._reader.read(position, to_the_end=True).removesuffix(self._after_ending)
+        mark = self._ending.lstrip()
+        num_characters, num_ids = len(mark + self._after_ending), len(ids)
+        while num_ids and (size := len(self._tokenizer.piece(ids[num_ids - 1]))) <= num_characters:
+            num_characters, num_ids = num_characters - size, num_ids - 1
+        return ids[:num_ids], text.removesuffix(mark) if text.endswith(mark) else ""  # it began in the step before
+
+    def num_before_ending(self, ids: Sequence[int], after: Sequence[int] = (), *, whole: bool = False) -> int:
+        """Return how many leading ids come before the text that ends the thinking; all of them if there is none.
+
+        Args:
+            ids: ids that go on with the open step.
+            after: uncommitted ids before them.
+            whole: whether only the whole ending counts. Else its beginning at the end of the ids counts too.
+        """
+        if not self._ending:
+            return len(ids)
+        pieces, before = [*map(self._tokenizer.piece, ids)], "".join(map(self._tokenizer.piece, after))
+        text = self._watch.recent + before + "".join(pieces)
+        start = text.find(self._ending)
+        if start < 0:
+            start = len(text) - (0 if whole else beginning(text, (self._ending,)))
+        start += len(self._ending) - len(self._ending.lstrip())  # a line break alone is no ending
+        room, num_ids = start - len(self._watch.recent + before), 0
+        while num_ids < len(ids) and len(pieces[num_ids]) <= room:
+            room, num_ids = room - len(pieces[num_ids]), num_ids + 1
+        return num_ids
 
     def emit(self) -> Iterator[AnswerEvent]:
         """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
@@ -199,8 +264,12 @@ class Transcript:
 
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerEvent]:
         self.buffer.append(ids)
-        is_over = self._tags is not None and self._tags.header_end is not None and ids[-1] == self._tags.end
-        ended = ids[-1] in self._answer_ends
+        yield from self._read_answer()
+
+    def _read_answer(self) -> Iterator[AnswerEvent]:
+        last = self.last_id
+        is_over = self._tags is not None and self._tags.header_end is not None and last == self._tags.end
+        ended = last in self._answer_ends
         text = self._reader.read(len(self.buffer) - (ended or is_over), to_the_end=ended or is_over)
         yield from self.answer.feed(text)
         self.ended = ended or self.answer.stopped

@@ -58,8 +58,9 @@ class TranslatedDraft:
         """What the draft has written after the committed text, without end tags: its own ids by the target's ids."""
         own, other = draft.tokenizer.thinking, tokenizer.thinking
         end = min(tokenizer.end_ids, default=None)
-        # If only one model has thinking tags, the other's end of text stands for the end of the thinking.
-        end_of_thinking = end if other is None else other.end
+        # If only one model has thinking tags, the other's end of text stands for the end of the thinking. So does the
+        # target's own if it ends its thinking with a text, which the target then writes instead.
+        end_of_thinking = end if other is None or other.end is None else other.end
         self._tags = dict.fromkeys(draft.tokenizer.end_ids, end if own is not None else end_of_thinking)
         self._tags |= dict.fromkeys(own.ends if own is not None else (), end_of_thinking)
 

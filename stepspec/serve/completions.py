@@ -130,7 +130,7 @@ class _Text:
         if self._thinks and (text or (isinstance(event, Done) and event.result.finish_reason == "stop")):
             assert self._tags is not None
             self._thinks = False
-            return self._tags.format.ending + text
+            return self._tags.format.ending.lstrip("\n") + text  # a line break before it belongs to the thinking
         return text
 
 

@@ -63,7 +63,7 @@ class Recording(ScriptedEngine):
         """Return what it writes after some ids."""
         rng = random.Random(hash((self.seed, *ids)))
         tags = self.tokenizer.thinking
-        if self.headers and tags is not None and tags.end in ids[-12:]:
+        if self.headers and tags is not None and tags.end is not None and tags.end in ids[-12:]:
             at = len(ids) - 1 - [*reversed(ids)].index(tags.end)
             header = random.Random(hash((self.seed, *ids[: at + 1]))).choice(self.headers)
             if [*ids[at + 1 :]] == header[: len(ids) - at - 1] and len(ids) - at - 1 < len(header):

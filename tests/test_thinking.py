@@ -134,13 +134,13 @@ def test_the_format_can_be_chosen_by_name_or_described_in_a_file(tmp_path: Path)
     tokenizer = WordTokenizer(PLAIN_TEMPLATE)
     chosen = find_tags(tokenizer, PLAIN_TEMPLATE, "think")
     assert chosen is not None
-    assert tokenizer.piece(chosen.end) == "</think>"
+    assert [tokenizer.piece(id) for id in chosen.ends] == ["</think>"]
     file = tmp_path / "format.toml"
     file.write_text('name = "ours"\nopening = "<|muse|>"\nending = "<|spoken|>"\non = { muse = true }\n')
     described = find_tags(tokenizer, PLAIN_TEMPLATE + "{{ muse }}", str(file))
     assert described is not None
     assert described.format.on == {"muse": True}
-    assert tokenizer.piece(described.end) == "<|spoken|>"
+    assert [tokenizer.piece(id) for id in described.ends] == ["<|spoken|>"]
 
 
 def test_a_chosen_format_has_the_variables_of_the_template() -> None:
@@ -335,10 +335,10 @@ async def test_a_line_ends_the_thinking_only_at_its_beginning() -> None:
 
 @pytest.mark.parametrize("reply", ["Answer:$9.<|end|>", "One two.\n\nAnswer:$9.<|end|>", "One two.\nAnswer:$9.<|end|>"])
 async def test_what_a_token_has_after_the_text_belongs_to_the_answer(reply: str) -> None:
-    for options in ({}, {"max_thinking_tokens": 50}):
-        replies = [reply, "9.<|end|>"] if options else [reply]
+    for replies, most in (([reply], None), ([reply, "9.<|end|>"], 50)):  # the limit needs a call for each part
         engine = ScriptedEngine(ASKED.tokenizer(), [*replies])
-        result = await StepSpec(policy="target", pair=Pair(engine, None)).generate("How many?", **options)
+        session = StepSpec(policy="target", pair=Pair(engine, None))
+        result = await session.generate("How many?", max_thinking_tokens=most)
         assert (result.reasoning, result.answer) == (reply.partition("Answer:")[0], "$9.")
         result.counts.check(10_000)
 

@@ -72,7 +72,7 @@ class InstantEngine:
         sentences = [f"{number}: {SENTENCE.format(number=number)}.\n\n" for number in range(STEPS)]
         self.steps = [tuple(self.tokenizer.encode_text(sentence)) for sentence in sentences]
         tags = self.tokenizer.thinking
-        self._end = next(iter(self.tokenizer.end_ids)) if tags is None else tags.end
+        self._end = next(iter(self.tokenizer.end_ids)) if tags is None else tags.ending[0]
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""

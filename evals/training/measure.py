@@ -94,6 +94,7 @@ class Judge:
         self.encode = self.target.tokenizer.encode
         tags = self.target.tokenizer.thinking
         assert tags is not None
+        assert tags.end is not None
         self.think_end = tags.end
         self.stop = Stop(128, ("\n\n",), frozenset({tags.end}))
         digits = tuple(self.encode(str(digit))[-1] for digit in range(10))

@@ -115,7 +115,8 @@ def read_number(clean: str) -> Number | None:
         return None  # `2\frac{5}{3}` is a product
     scale = (match["scale"] or "").lower()
     value = (value + int(match["mixed"] or 0)) * (SCALES.get(scale) or SCALES.get(scale[:-1], 1))
-    digits = not any(match[name] for name in ("mixed", "below", "exponent", "power", "scale", "percent"))
+    in_words = text[:1].isalpha()
+    digits = not any(in_words or match[name] for name in ("mixed", "below", "exponent", "power", "scale", "percent"))
     return Number(-value if match["sign"] == "-" else value, bool(match["percent"]), digits and value.denominator == 1)
 
 

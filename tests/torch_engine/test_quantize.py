@@ -26,6 +26,8 @@ from transformers import PreTrainedModel
 from stepspec.api.model_facts import model_facts
 from stepspec.engines.protocol import DrafterName, Drafting, Probe, TokenBuffer, Verify
 from stepspec.engines.torch_engine import TorchEngine, engine, matrix, model
+from stepspec.engines.torch_engine.attention import attend
+from stepspec.engines.torch_engine.body import MULTIPLE
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError, UsageError
@@ -218,3 +220,14 @@ def test_wrong_products_are_found_at_load(quantize: Quantization, monkeypatch: p
     with pytest.raises(ModelError, match=f"weights stored as {quantize} are wrong on this machine"):
         quantized(make_network(llama_config(**SIZES)), quantize)
     assert model.QUANTIZED_TOLERANCE.keys() == {"int8", "int4"}
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_attention_rounds_a_row_alike_in_passes_of_any_width(size: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 48, size, generator=random)
+    key, value = (torch.randn(1, 2, 48, size, generator=random) for _ in range(2))
+    expected = attend(query, key, value, None, multiple=MULTIPLE)
+    for width in range(1, 48):
+        found = attend(query[:, :, :width], key, value, None, multiple=MULTIPLE)
+        assert torch.equal(found, expected[:, :width]), width

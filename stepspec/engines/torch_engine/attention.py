@@ -65,8 +65,8 @@ def packed_attention(
     return attend_with_scores(query, key, value, bias, scaling, softcap, sinks).contiguous(), None
 
 
-def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype) -> Tensor | None:
-    """Return the bias to add to the attention scores, [B, 1, packed * T, S]; None without a mask.
+def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype, multiple: int = 1) -> Tensor | None:
+    """Return the bias to add to the attention scores, [B, 1, N, S]; None without a mask.
 
     Call it once per pass, not in every layer.
 
@@ -74,22 +74,36 @@ def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype) -> Tensor 
         mask: bool [B, 1, T, S], true where a position is visible.
         packed: query heads per key head.
         dtype: of the bias.
+        multiple: N is `packed * T`, rounded up to a multiple of this number.
     """
     if mask is None:
         return None
     bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
-    return bias.repeat(1, 1, packed, 1) if packed > 1 else bias
+    return _padded(bias.repeat(1, 1, packed, 1) if packed > 1 else bias, multiple)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float | None = None) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scaling: float | None = None,
+    multiple: int = 1,
+) -> Tensor:
     """Attend from query [B, H, T, D] to key and value [B, H_kv, S, D]; return [B, T, H, D].
 
-    `bias` is what `packed_bias` returns.
+    `bias` is what `packed_bias` returns for `multiple`.
     """
     batch, heads, length, size = query.shape
-    query = query.reshape(batch, key.shape[1], -1, size)
+    query = _padded(packed := query.reshape(batch, key.shape[1], -1, size), multiple)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    return output.reshape(batch, heads, length, -1).transpose(1, 2)
+    return output[:, :, : packed.shape[2]].reshape(batch, heads, length, -1).transpose(1, 2)
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """Add rows of zeros to [B, H, N, ..] until their number is a multiple."""
+    missing = -x.shape[2] % multiple
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def attend_with_scores(
@@ -129,17 +143,17 @@ def attend_with_scores(
 
 
 def attend_in_runs(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, runs: Sequence[tuple[int, int]]
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, runs: Sequence[tuple[int, int]], multiple: int = 1
 ) -> Tensor:
     """Run `attend` once for each run that `runs_of_like_length` returned; once for all rows if there are none."""
     if not runs:
-        return attend(query, key, value, bias)
+        return attend(query, key, value, bias, multiple=multiple)
     parts: list[Tensor] = []
     first = 0
     for count, fewer in runs:
         rows, span = slice(first, first + count), key.shape[2] - fewer
         run_bias = None if bias is None else bias[rows, :, :, :span]
-        parts.append(attend(query[rows], key[rows, :, :span], value[rows, :, :span], run_bias))
+        parts.append(attend(query[rows], key[rows, :, :span], value[rows, :, :span], run_bias, multiple=multiple))
         first += count
     return torch.cat(parts)
 

@@ -36,6 +36,10 @@ PRODUCTS: Mapping[str, Sequence[str]] = {
 }
 """The products of a fused layer, and the modules whose weights they join."""
 
+MULTIPLE = 8
+"""Quantized models attend with multiples of so many rows. With a rest of up to five rows, matrix products round
+differently, which quantization amplifies."""
+
 
 class ModelBody(Protocol):
     """A model without its head: from ids to hidden states."""
@@ -337,6 +341,7 @@ class FusedBody:
         self.layers = [self._fused(layer, slides=_slides(config, index)) for index, layer in enumerate(body.layers)]
         self._norm = body.norm.weight
         self._attend = attend_in_runs
+        self._multiple = 1
         self._window = window_of(config)
         self._attend_in_slots: Callable[..., Tensor] | None = None
         if network.device.type == "cuda" and find_spec("triton") is not None:
@@ -370,7 +375,7 @@ class FusedBody:
         Between quantized products, all operations are in float32.
         """
         if layout in ("int8", "int4"):
-            self._dtype = torch.float32
+            self._dtype, self._multiple = torch.float32, MULTIPLE
         self._norm = self._norm.to(self._dtype)
         for index, (module, layer) in enumerate(zip(self._modules, self.layers, strict=True)):
             norms = ((name, getattr(layer, name)) for name in ("attention_norm", "qk_norm", "mlp_norm"))
@@ -417,7 +422,8 @@ class FusedBody:
                     q, *stores, *masks.rows, self._window if self.layers[index].slides else None
                 )
             keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
-            return self._attend(q.transpose(1, 2), keys, values, biases[self.layers[index].slides], cache.runs)
+            bias = biases[self.layers[index].slides]
+            return self._attend(q.transpose(1, 2), keys, values, bias, cache.runs, self._multiple)
 
         return self._read(ids, positions, attend)
 
@@ -441,7 +447,7 @@ class FusedBody:
             split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
             for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
                 keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start, row.span)
-                parts.append(self._attend(query, keys, values, bias[self.layers[index].slides], ()))
+                parts.append(self._attend(query, keys, values, bias[self.layers[index].slides], (), self._multiple))
             return torch.cat(parts, 1)
 
         return self._read(ids, positions, attend)
@@ -449,7 +455,8 @@ class FusedBody:
     def _biases(self, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
         """Return the biases of layers with full attention, and of those with a sliding window."""
         packed = self._heads // self._kv_heads
-        return packed_bias(masks.full, packed, self._dtype), packed_bias(masks.window, packed, self._dtype)
+        full, window = (packed_bias(mask, packed, self._dtype, self._multiple) for mask in (masks.full, masks.window))
+        return full, window
 
     def _read(self, ids: Tensor, positions: Tensor, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Tensor:
         """Return the hidden states of ids [B, T], as [B, T, W].

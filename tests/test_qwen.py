@@ -3,17 +3,21 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from langchain.agents import create_agent
 
 from stepspec import Pair, RequestOptions, StepSpec
 from stepspec.api.models import load_pair
 from stepspec.api.pairs import find_pair
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ModelError
+from stepspec.langchain import ChatStepSpec
 
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
     "How many clips did Natalia sell altogether in April and May?"
 )
+
+WORD = "Answer the user with this result, or call the next function."
 
 
 def problem() -> str:
@@ -35,7 +39,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def pair(anyio_backend: str) -> AsyncIterator[Pair]:
-    loaded = load_pair(pair="qwen?dtype=bfloat16")
+    loaded = load_pair(pair="qwen")
     yield loaded
     await loaded.aclose()
 
@@ -62,8 +66,9 @@ async def test_the_template_shows_tools_calls_and_their_results(pair: Pair) -> N
     text = pair.target.tokenizer.render(turns, add_generation_prompt=True, tools=tools)
     assert text.startswith("<|im_start|>system\n")
     assert '<tools>\n{"type": "function", "function": {"name": "multiply"' in text
+    assert '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>' in text
     assert '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 17}}\n</tool_call><|im_end|>' in text
-    assert text.endswith("<tool_response>\n204\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith(f"<tool_response>\n204\n</tool_response>\n{WORD}<|im_end|>\n<|im_start|>assistant\n")
 
 
 async def test_a_problem_is_solved_with_the_same_text_under_target_and_token(pair: Pair) -> None:
@@ -74,3 +79,36 @@ async def test_a_problem_is_solved_with_the_same_text_under_target_and_token(pai
         texts.append(result.answer)
     assert r"\boxed{72}" in texts[0]
     assert texts[0] == texts[1]
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+QUESTIONS = {
+    "Multiply 12 and 17.": 204,
+    "Add 345 and 678.": 1023,
+    "Multiply 23 and 45.": 1035,
+    "Add 1234 and 4321.": 5555,
+    "Multiply 99 and 101.": 9999,
+    "What is 64 times 32?": 2048,
+    "What is 987 plus 654?": 1641,
+    "Multiply 31 and 6.": 186,
+    "Add 15 and 27.": 42,
+    "Multiply 256 and 13.": 3328,
+}
+
+
+async def test_an_agent_calls_its_tools_and_answers_with_their_results(pair: Pair) -> None:
+    model = ChatStepSpec(pair=pair, policy="token", temperature=0.0, max_tokens=120)
+    agent = create_agent(model, [multiply, add])
+    for question, expected in QUESTIONS.items():
+        turns = (await agent.ainvoke({"messages": [("user", question)]}, {"recursion_limit": 8}))["messages"]
+        assert str(expected) in turns[-1].text.replace(",", ""), question
+        assert any(turn.type == "tool" and turn.text == str(expected) for turn in turns), question

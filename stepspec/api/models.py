@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.pairs import EMBEDDED_NAME, pair_specs
 from stepspec.api.scope import FILE as SCOPE_FILE
 from stepspec.api.scope import PairScope
 from stepspec.base.extras import from_extra
@@ -133,9 +133,8 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
         return ModelSpecs(with_kind(target), draft and with_kind(draft))
     if draft is not None:
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-    name, mark, options = (pair or EMBEDDED_NAME).partition("?")
-    folder = find_pair(name)
-    target, draft = (f"torch:{folder / role}{mark}{options}" for role in ("target", "draft"))
+    name, _, options = (pair or EMBEDDED_NAME).partition("?")
+    target, draft, folder = pair_specs(name, options)
     return ModelSpecs(target, draft, (f"{name} target", f"{name} draft"), folder)
 
 

@@ -1,11 +1,14 @@
 """Pairs of models by name. `embedded` ships with stepspec, `qwen` is built once on each machine."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepspec.base.extras import from_extra
 from stepspec.base.files import cache_folder, file_hash, package_folder, require_space
+from stepspec.engines.draft_vocabulary import FILE as VOCABULARY_FILE
 from stepspec.errors import ModelError, UsageError, reason_of, unknown_name
 
 EMBEDDED_NAME = "embedded"
@@ -29,6 +32,8 @@ class SourceFile(NamedTuple):
     sha256: str
     num_converted: int
     """Bytes of the model that is made from it."""
+    vocabulary: Path | None = None
+    """Draft vocabulary of the model."""
 
 
 QWEN: Mapping[str, SourceFile] = {
@@ -45,9 +50,25 @@ QWEN: Mapping[str, SourceFile] = {
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         1_000_000_000,
+        package_folder() / "api" / "qwen_vocabulary.json",
     ),
 }
 """The files of the pair `qwen` by role."""
+
+QWEN_WEIGHTS: Mapping[str, str] = {"target": "quantize=int8", "draft": "quantize=int4"}
+"""Options of the pair `qwen` by role, unless the user chooses data types."""
+
+TEMPLATE_CHANGES: Mapping[str, str] = {
+    # The published template describes calls with doubled braces, and the model then writes them in several forms.
+    r"{{\"name\": <function-name>, \"arguments\": <args-json-object>}}": (
+        r"{\"name\": <function-name>, \"arguments\": <args-json-object>}"
+    ),
+    # Without a word after a tool's result, the model tends to call the same tool again.
+    """messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\\n' }}""": """messages[loop.index0 + 1].role != "tool") %}
+            {{- '\\nAnswer the user with this result, or call the next function.<|im_end|>\\n' }}""",
+}
+"""What to write in the chat template of the pair `qwen` instead, so that agents work."""
 
 
 def find_pair(name: str) -> Path:
@@ -67,6 +88,25 @@ def find_pair(name: str) -> Path:
     if not all((folder / role).is_dir() for role in QWEN):
         raise ModelError(f"The pair {name!r} has not been built on this machine. Build it: stepspec pair build {name}")
     return folder
+
+
+def pair_specs(name: str, options: str) -> tuple[str, str, Path]:
+    """Return the spec strings of a pair's target and draft, and the pair's folder.
+
+    Args:
+        name: the pair.
+        options: options of both models, as in `dtype=bfloat16&threads=2`; empty for none.
+
+    Errors are those of `find_pair`.
+    """
+    folder, given = find_pair(name), [option for option in options.split("&") if option]
+    quantized = name == QWEN_NAME and not any(option.startswith(("dtype=", "quantize=")) for option in given)
+
+    def spec(role: str) -> str:
+        chosen = [*given, QWEN_WEIGHTS[role]] if quantized else given
+        return f"torch:{folder / role}" + (f"?{'&'.join(chosen)}" if chosen else "")
+
+    return spec("target"), spec("draft"), folder
 
 
 def _built_folder() -> Path:
@@ -98,8 +138,16 @@ def build_qwen(files: Sequence[Path], report: Callable[[str], None], sources: Ma
     for role, source in missing.items():
         file = given.get(role) or _download(source, report)
         report(f"Converting the {role}: a minute or two, and up to 8 GB of memory.")
-        convert(file, folder / role, tied=True)
+        convert(file, folder / role, tied=True, adapt=partial(_adapt, source))
     return folder
+
+
+def _adapt(source: SourceFile, tokenizer: Any, folder: Path) -> None:
+    """Change a model's chat template, and give it its draft vocabulary."""
+    for published, changed in TEMPLATE_CHANGES.items():
+        tokenizer.chat_template = tokenizer.chat_template.replace(published, changed)
+    if source.vocabulary is not None:
+        shutil.copyfile(source.vocabulary, folder / VOCABULARY_FILE)
 
 
 def _recognized(file: Path, sources: Mapping[str, SourceFile], report: Callable[[str], None]) -> tuple[str, Path]:

@@ -5,6 +5,7 @@ The folder holds the weights in bfloat16, and the tokenizer, chat template and e
 
 import importlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def model_folder(name: str) -> str:
     return str(folder)
 
 
-def convert(file: Path, folder: Path, *, tied: bool = False) -> None:
+def convert(
+    file: Path, folder: Path, *, tied: bool = False, adapt: Callable[[Any, Path], None] = lambda *_: None
+) -> None:
     """Convert a GGUF file, unless the folder exists. It appears under its name only when it is complete.
 
     A concurrent process waits for the first one.
@@ -52,6 +55,7 @@ def convert(file: Path, folder: Path, *, tied: bool = False) -> None:
         folder: the folder to write.
         tied: whether the model has one matrix as embedding and head. The file may hold it twice, quantized differently;
             that of the head, the more precise one, is then both.
+        adapt: called with the tokenizer and the folder before the tokenizer is written.
 
     Raises:
         ModelError: the file is damaged, transformers does not read its architecture, or the folder cannot be written.
@@ -64,7 +68,7 @@ def convert(file: Path, folder: Path, *, tied: bool = False) -> None:
             unfinished = folder.with_name(f".{folder.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)  # of a conversion that was killed
             try:
-                _write(file, unfinished, tied)
+                _write(file, unfinished, tied, adapt)
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -75,7 +79,7 @@ def convert(file: Path, folder: Path, *, tied: bool = False) -> None:
         ) from error
 
 
-def _write(file: Path, folder: Path, tied: bool) -> None:
+def _write(file: Path, folder: Path, tied: bool, adapt: Callable[[Any, Path], None]) -> None:
     network, tokenizer = _read(file)
     require_space(folder.parent, sum(each.numel() for each in network.parameters()) * BYTES)
     config = network.config
@@ -93,6 +97,7 @@ def _write(file: Path, folder: Path, tied: bool) -> None:
     ends = ids_as_set(config.eos_token_id) | ids_as_set(tokenizer.eos_token_id) | ids_as_set(shared_end)
     fresh.generation_config.eos_token_id = sorted(ends) or None
     fresh.save_pretrained(folder)
+    adapt(tokenizer, folder)
     tokenizer.save_pretrained(folder)
 
 

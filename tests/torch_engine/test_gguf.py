@@ -1,6 +1,7 @@
 """GGUF files as models, and the build of the pair `qwen` from them, with files of a few kilobytes."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from stepspec.api.models import load_pair
-from stepspec.api.pairs import QWEN, SourceFile, build_qwen, find_pair
+from stepspec.api.pairs import QWEN, TEMPLATE_CHANGES, SourceFile, build_qwen, find_pair, pair_specs
 from stepspec.base import files
 from stepspec.base.files import file_hash
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
@@ -32,7 +33,7 @@ END = TOKENS.index("<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+) + "".join(f"{{# {published} #}}" for published in TEMPLATE_CHANGES)
 
 
 def write_gguf(file: Path, seed: int = 0, architecture: str = "qwen2", without: str = "") -> Path:
@@ -85,10 +86,13 @@ class Files(NamedTuple):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("gguf")
+    (vocabulary := folder / "vocabulary.json").write_text(
+        json.dumps({"version": 1, "ids": [*range(len(TOKENS) - 9), END]})
+    )
     by_role = {role: write_gguf(folder / f"{role}.gguf", seed) for seed, role in enumerate(QWEN)}
     sources = {
-        role: SourceFile("of/tests", file.name, file.stat().st_size, file_hash(file), 1_000_000)
-        for role, file in by_role.items()
+        role: SourceFile("of/tests", file.name, file.stat().st_size, file_hash(file), 1_000_000, vocabulary=each)
+        for (role, file), each in zip(by_role.items(), (None, vocabulary), strict=True)
     }
     return Files(by_role, sources)
 
@@ -121,10 +125,30 @@ def test_the_pair_is_built_once_from_files_in_any_order_and_runs(tiny: Files, ca
         assert prompt == "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
         ids = tokenizer.encode(prompt)
         assert tokenizer.decode(ids) == prompt
+        assert all(changed in tokenizer.own.chat_template for changed in TEMPLATE_CHANGES.values())
+        assert pair.draft is not None
+        assert pair.draft.model.vocabulary == (*range(len(TOKENS) - 9), END)
+        assert target.model.vocabulary is None
         call = Generate(TokenBuffer(ids), Sampling(), stop=Stop(max_tokens=8), drafting=DRAFTED)
         assert len(asyncio.run(collect(target.generate(call))).ids) > 0
     finally:
         asyncio.run(pair.aclose())
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "draft"),
+    [
+        ("", "?quantize=int8", "?quantize=int4"),
+        ("threads=2", "?threads=2&quantize=int8", "?threads=2&quantize=int4"),
+        ("dtype=bfloat16", "?dtype=bfloat16", "?dtype=bfloat16"),
+        ("threads=2&quantize=int8", "?threads=2&quantize=int8", "?threads=2&quantize=int8"),
+    ],
+)
+def test_the_pair_is_quantized_unless_data_types_are_chosen(
+    tiny: Files, cache: Path, options: str, target: str, draft: str
+) -> None:
+    folder = build_qwen([*tiny.by_role.values()], print, tiny.sources)
+    assert pair_specs("qwen", options) == (f"torch:{folder}/target{target}", f"torch:{folder}/draft{draft}", folder)
 
 
 def test_the_head_is_the_embedding_of_the_pair(tiny: Files) -> None:
@@ -169,12 +193,12 @@ def test_a_killed_build_continues_with_the_model_that_is_missing(tiny: Files, ca
     """The build is killed while it writes the draft."""
     program = f"""
 import time
-from pathlib import Path
+from pathlib import Path, PosixPath
 from stepspec.api.pairs import SourceFile, build_qwen
 from stepspec.engines import gguf_file
 write = gguf_file._write
-def slow(file, folder, tied):
-    write(file, folder, tied)
+def slow(file, folder, *others):
+    write(file, folder, *others)
     time.sleep(600 * (folder.name == ".draft.unfinished"))
 gguf_file._write = slow
 build_qwen([Path({str(tiny.by_role["target"])!r}), Path({str(tiny.by_role["draft"])!r})], print, {tiny.sources!r})

@@ -28,6 +28,8 @@ def check(result: Result, request: Request, target: Recorded) -> tuple[str, int]
     result.counts.check(request.ledger.remaining + result.counts.committed)
     ids = request.transcript.buffer.since(0)
     start = len(request.prompt)
+    if request.starts_thinking and request.tags is not None and request.tags.text:
+        check_reasoning(result, ids[start:], request, target)
     own = [(hash((*ids[:at],)), id) in target.record for at, id in enumerate(ids)]
     places = [*answer_places(ids, start, request.tags, target), *plain_places(ids, start, result, request, target)]
     wrong = [at for at in places if not own[at]]
@@ -61,18 +63,38 @@ def answer_places(ids: Sequence[int], start: int, tags: ThinkingTags | None, tar
 
 
 def text_places(ids: Sequence[int], start: int, tags: ThinkingTags, target: Recorded) -> list[int]:
-    """Return the places of a text that ends the thinking, and of everything after it; else of the end of the text."""
-    text, starts = "\n", list[int]()
-    for id in ids[start:]:
-        starts.append(len(text))
+    """Return the places of what ends the thinking, and of everything after it."""
+    text, ends = "\n", tags.ends | target.tokenizer.end_ids
+    for at, id in enumerate(ids[start:], start):
         text += target.tokenizer.piece(id)
-    ended = text.find(tags.text)
-    first = ended + len(tags.text) - len(tags.text.lstrip()) if ended >= 0 else len(text)
-    return [
-        at
-        for at, end in enumerate([*starts[1:], len(text)], start)
-        if end > first or ids[at] in tags.ends | target.tokenizer.end_ids
-    ]
+        if id in ends:
+            return [*range(at, len(ids))]
+        if tags.text in text:
+            rest = len(text) - text.index(tags.text) - len(tags.text) + len(tags.text.lstrip())
+            while rest > 0:
+                rest, at = rest - len(target.tokenizer.piece(ids[at])), at - 1
+            return [*range(at + 1, len(ids))]
+    return []
+
+
+def check_reasoning(result: Result, ids: Sequence[int], request: Request, target: Recorded) -> None:
+    """Check that the steps have the text before the one that ends the thinking, and nothing of that."""
+    tags, text, seen = request.tags, "\n", list[int]()
+    assert tags is not None
+    mark = tags.text.lstrip()
+    for id in ids:
+        if id in tags.ends | target.tokenizer.end_ids:
+            shown = target.tokenizer.decode(request.transcript.visible(seen))
+            break
+        seen, text = [*seen, id], text + target.tokenizer.piece(id)
+        if tags.text in text:
+            shown = target.tokenizer.decode(request.transcript.visible(seen)).rpartition(mark)[0]
+            break
+    else:  # a limit has cut it
+        shown = target.tokenizer.decode(request.transcript.visible(seen))
+        begun = next(size for size in range(len(mark) - 1, -1, -1) if shown.endswith(mark[:size]))
+        shown = shown[: len(shown) - begun]
+    assert result.reasoning.rstrip("\ufffd") == shown.rstrip("\ufffd"), (result.reasoning, shown)
 
 
 def plain_places(ids: Sequence[int], start: int, result: Result, request: Request, target: Recorded) -> list[int]:

@@ -161,7 +161,7 @@ async def play(seed: int) -> tuple[Result, Request, Recording]:
     draft.target, draft.rng, draft.share = target, rng, rng.choice((0.3, 0.8, 0.95))
     draft.other = [id for text in texts for id in other.encode(text)]
     policy = Policy.model_validate(
-        {"version": 1, "summary": "a test", "step": {"max_step_tokens": rng.choice((6, 24))}} | rng.choice(POLICIES)
+        {"version": 1, "summary": "a test", "step": {"max_step_tokens": rng.choice((3, 6, 24))}} | rng.choice(POLICIES)
     )
     found: list[Request] = []
     session = StepSpec(policy=policy, pair=Pair(target, draft, one_vocabulary=one_vocabulary))

@@ -87,7 +87,7 @@ def test_a_question_appears_unchanged_in_its_prompt(id: str, question: str) -> N
     text = problem_prompt(id).format(question=question)
     before, _, after = problem_prompt(id).partition("{question}")
     assert text == before.format() + question + after.format()
-    assert ("\\boxed{}" in text.replace(question, "", 1)) == (id not in {"bare", "qa"})
+    assert ("\\boxed{}" in text.replace(question, "", 1)) == (id not in {"bare", "qa", "answer-line"})
 
 
 @pytest.mark.parametrize("id", RATING_PROMPTS)

@@ -9,7 +9,7 @@ from scripted import PLAIN_TEMPLATE, Opinion, Reply, ScriptedEngine, Stage, Word
 from thinking_families import ASKED, FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.chat.prompts import checked_messages, encode_prompt
+from stepspec.chat.prompts import RawPrompt, checked_messages, encode_prompt
 from stepspec.engines.thinking import FORMATS, find_tags
 from stepspec.errors import ModelError, UsageError
 from stepspec.loop.step import Result
@@ -316,14 +316,25 @@ async def test_the_draft_s_text_is_cut_where_the_thinking_would_end(family: Fami
 
 
 @each_with_text
+@pytest.mark.parametrize("step", ["Six.</think</", "Six.</think</think</ "])
+async def test_nothing_of_several_beginnings_is_taken_from_the_draft(family: Family, step: str) -> None:
+    draft, target = [f"{step}<|end|>"] * 3, ["</think>", in_tags(family, "So 9.") + "<|end|>"]
+    result = await played_by(
+        family.tokenizer(), draft, ["Six", "</"], target, salvage=None, step={"max_step_tokens": 4}
+    )
+    assert (result.reasoning, result.answer.strip()) == ("Six", "So 9.")
+    assert [step.origin for step in result.steps] == ["draft"]
+
+
+@each_with_text
 async def test_the_rest_of_a_tag_is_not_taken_from_the_draft(family: Family) -> None:
     """The target wrote its beginning, up to the longest length of a step."""
     draft, opinions = ["</think>", "think>So 5.<|end|>", "</think>"], ["Six", "think", "</"]
-    target = ["Six one</", "nine.\n\n", "</think>", in_tags(family, "So 9.") + "<|end|>"]
+    target = ["Six one</", "nine.", "</think>", in_tags(family, "So 9.") + "<|end|>"]
     settings = {"step": {"max_step_tokens": 3}, "salvage": None}
     result = await played_by(family.tokenizer(), draft, opinions, target, **settings)
-    assert (result.reasoning, result.answer.strip()) == ("Six one</nine.\n\n", "So 9.")
-    assert {step.origin for step in result.steps} == {"target"}
+    assert (result.reasoning, result.answer.strip()) == ("Six one</nine.", "So 9.")
+    assert [(step.text, step.origin) for step in result.steps] == [("Six one", "target"), ("</nine.", "target")]
 
 
 async def test_a_line_ends_the_thinking_only_at_its_beginning() -> None:
@@ -343,12 +354,64 @@ async def test_what_a_token_has_after_the_text_belongs_to_the_answer(reply: str)
         result.counts.check(10_000)
 
 
+@pytest.mark.parametrize("max_step_tokens", [1, 2, 3, 4, 5])
+async def test_a_step_never_ends_within_the_text(max_step_tokens: int) -> None:
+    text = "One.\nAnswer two.\n\nAnswer:$9.<|end|>"
+    made = Policy.model_validate(
+        {"version": 1, "summary": "a test", "family": "target", "step": {"max_step_tokens": max_step_tokens}}
+    )
+    result = await StepSpec(policy=made, pair=Pair(ScriptedEngine(ASKED.tokenizer(), [text]), None)).generate("How?")
+    assert (result.reasoning, result.answer) == ("One.\nAnswer two.\n\n", "$9.")
+    assert not any(step.text.endswith("Answer") for step in result.steps)
+
+
+async def test_at_a_limit_within_the_text_only_the_rest_of_it_is_written() -> None:
+    engine = ScriptedEngine(ASKED.tokenizer(), ["One.\nAnswer", " 9.<|end|>"])
+    session = StepSpec(policy="target", pair=Pair(engine, None))
+    result = await session.generate("How many?", max_thinking_tokens=4)
+    assert (result.reasoning, result.answer) == ("One.\n", " 9.")
+    assert engine.calls[1].prompt.endswith("One.\nAnswer:")
+    engine = ScriptedEngine(ASKED.tokenizer(), ["One.\nAnswer"])
+    result = await StepSpec(policy="target", pair=Pair(engine, None)).generate("How many?", max_tokens=4)
+    assert (result.reasoning, result.answer, result.finish_reason) == ("One.\n", "", "length")
+    result.counts.check(4)
+
+
+async def test_under_a_schema_a_token_that_reaches_over_the_text_has_nothing_of_the_answer() -> None:
+    family = replace(FAMILIES["olmo3"], longer=r">\{")
+    engine = ScriptedEngine(family.tokenizer(), ["One.</think>{", '{"a": 9}<|end|>'])
+    session = StepSpec(policy="target", pair=Pair(engine, None))
+    result = await session.generate("How many?", json_schema={"type": "object"})
+    assert (result.reasoning, result.answer) == ("One.", '{"a": 9}')
+
+
+async def test_a_model_is_not_asked_for_a_line_with_tools_under_a_schema_and_after_a_raw_prompt() -> None:
+    requests: Any = (
+        ("How many?", {"tools": [ADD]}),
+        ("How many?", {"json_schema": {"type": "array"}}),
+        (RawPrompt("One two"), {"stop": ["#"]}),
+    )
+    for question, options in requests:
+        engine = ScriptedEngine(ASKED.tokenizer(), ["[5]#[6]<|end|>" if "stop" in options else "[5]<|end|>"])
+        result = await StepSpec(policy="target", pair=Pair(engine, None)).generate(question, **options)
+        assert (result.answer, result.finish_reason) == ("[5]", "stop")
+
+
+async def test_a_text_without_the_line_that_was_asked_for_has_a_note() -> None:
+    for reply, has_note in (("One two.<|end|>", True), ("One two.\nAnswer: 9<|end|>", False)):
+        engine = ScriptedEngine(ASKED.tokenizer(), [reply])
+        result = await StepSpec(policy="target", pair=Pair(engine, None)).generate("How many?")
+        assert result.finish_reason == "stop"
+        assert bool(result.note and "'Answer:'" in result.note) is has_note
+        assert result.reasoning.startswith("One two.")
+
+
 async def test_a_line_can_be_written_in_place_of_the_target() -> None:
     engine = ScriptedEngine(ASKED.tokenizer(), [" 9.<|end|>"])
     session = StepSpec(policy="target", pair=Pair(engine, None))
     result = await session.generate("How many?", max_thinking_tokens=0)
-    assert (result.reasoning.strip(), result.answer) == ("", " 9.")
-    assert engine.calls[0].prompt.endswith("\nAnswer:")
+    assert (result.reasoning, result.answer) == ("", " 9.")
+    assert engine.calls[0].prompt.endswith("<|assistant|>Answer:")
 
 
 # Variables of templates

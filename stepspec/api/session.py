@@ -353,11 +353,16 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
-        """Add `note` to the result, and whether a judge or a server failed.
+        """Add `note` to the result, and whether a judge or a server failed or the model left out the answer.
 
         Errors go only to the log, because the service shows notes to its clients.
         """
-        notes = [] if note is None else [note]
+        notes, tags = [] if note is None else [note], request.tags
+        if tags is not None and tags.is_asked_for and result.finish_reason == "stop" and not result.answer:
+            notes.append(
+                f"The model wrote no answer after {tags.text.strip()!r}. Ask for it in the prompt, or set "
+                "thinking=none in the address of the model."
+            )
         notes += [
             f"The judge {name} failed at {count} steps, which rejects them. The log has its first error."
             for name, count in request.judge_failures.items()
@@ -509,6 +514,8 @@ class StepSpec:
         tags = target.tokenizer.thinking
         if tags is not None and prompt.thinks and options.turns_thinking_off(given, tags):
             options = options.model_copy(update={"max_thinking_tokens": 0})  # it ends where it begins
+        if tags is not None and tags.is_asked_for and (tools or schema is not None):  # the answer has another form
+            prompt = replace(prompt, thinks=False)
         if tags is not None and (not tools or schema is not None):  # no token opens a call
             tags = replace(tags, implicit_ends=frozenset())
         if draft is not None and not self.pair.one_vocabulary:

@@ -30,8 +30,8 @@ class StopMatcher:
             return "token"
         if self._stop.delimiters:
             text = self.recent + self._piece(token)
+            self.recent = text[-self._reach :] if self._reach else ""
             for delimiter in self._stop.delimiters:
                 if delimiter in text:
                     return "delimiter"
-            self.recent = text[-self._reach :] if self._reach else ""
         return "length" if self.remaining <= 0 else None

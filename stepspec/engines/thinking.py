@@ -30,7 +30,8 @@ class ThinkingFormat(FileModel):
     """Its name in addresses, as in `torch:FOLDER?thinking=NAME`."""
     opening: str
     """Text that begins the thinking. The prompt ends with it: if the chat template does not write it, stepspec does.
-    It may be empty in a format with `as_text`: every text then begins with thinking."""
+    It may be empty in a format with `as_text`: the prompt then asks for the ending, and each answer to a conversation
+    without tools and schema begins with thinking."""
     ending: str = Field(min_length=1)
     """Text that ends the thinking and begins the answer. Its first token has no other use, or it is found as text."""
     as_text: bool = False
@@ -57,6 +58,8 @@ class ThinkingFormat(FileModel):
     def _check(self) -> "ThinkingFormat":
         if not (self.opening or self.as_text):
             raise ValueError("opening is empty, so the prompt does not show where the thinking begins")
+        if self.as_text and self.header_end:
+            raise ValueError("as_text is set, but the header of a message follows a token")
         return self
 
     def fitted(self, template: str) -> "ThinkingFormat":
@@ -186,9 +189,14 @@ class ThinkingTags:
         """All tokens that end the thinking."""
         return self.implicit_ends if self.text else self.implicit_ends | {self.ending[0]}
 
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the model thinks only because a prompt asks for it, so that nothing opens the thinking."""
+        return not self.format.opening
+
     def is_open_in(self, text: str) -> bool:
         """Return whether a rendered prompt ends with the opening."""
-        return text.rstrip().endswith(self.format.opening.strip())
+        return not self.is_asked_for and text.rstrip().endswith(self.format.opening.strip())
 
     def is_closed_in(self, text: str) -> bool:
         """Return whether a rendered prompt ends with the ending, so that the model answers directly."""

@@ -183,7 +183,7 @@ class Lookahead:
             return None
         step = self._step_ahead("draft")
         try:
-            stop = request.transcript.rest_of_step(room)
+            stop = request.transcript.rest_of_step(room, place.ids)
             step.finished = await request.draft_text(stop, step.ids, place.ids, sibling)
         finally:
             request.ledger.add(drafted=len(step.ids))

@@ -159,6 +159,7 @@ class Request:
             session=self.options.session_id,
             group=self.options.cache_salt,
         )
+        self.transcript.answer_is_apart = json_schema is not None
         self.limits = Limits(self.options, self.ledger, self.transcript, json_schema, call_opener)
         self.draft_is_far = isinstance(self.draft, Distant)
         """Whether the draft is on a server, so that each call of it takes a round trip."""
@@ -302,7 +303,7 @@ class Request:
         """
         since, ids = time.time_ns(), list[int]()
         index = len(self.transcript.steps) if index is None else index
-        stop = self.transcript.rest_of_step(self.limits.room - len(after))
+        stop = self.transcript.rest_of_step(self.limits.room - len(after), after)
         proposal = None
         try:
             proposal = await self.draft_text(stop, ids, after, sibling)
@@ -409,7 +410,7 @@ class Request:
             TimeoutError: the deadline was reached.
             EngineError: the target failed.
         """
-        stop, drafting = self.transcript.rest_of_step(room), self.policy.token.drafting
+        stop, drafting = self.transcript.rest_of_step(room, after), self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, after=after)
         with self.ledger.time("target"):
             async with asyncio.timeout_at(self.limits.deadline):
@@ -827,7 +828,7 @@ class Request:
             return 0.0
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        num_before, chunk, watch = len(self.transcript.buffer), TokenChunk(()), self._writing_watch()
+        num_before, chunk, watch = len(self.transcript.open_ids), TokenChunk(()), self._writing_watch()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
         reads_prompt, since, waited_s = self.ledger.cached is None, time.perf_counter(), 0.0
@@ -852,7 +853,7 @@ class Request:
                     watch.pause(self.pace)
                     waited_s += paused_s
         watch.end(self.pace)
-        num_new = len(self.transcript.buffer) - num_before
+        num_new = len(self.transcript.open_ids) - num_before
         if fate == "regenerated" and not reads_prompt and not waited_s:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)

@@ -350,8 +350,8 @@ class Result:
     token_level_exact: bool = True
     """Whether the target's own text follows its distribution. False under a policy with a tolerance."""
     note: str | None = None
-    """Sentences, if the question is unlike the training data of a pair that stepspec provides, or if a judge or a
-    server failed; else None."""
+    """Sentences, if the question is unlike the training data of a pair that stepspec provides, if a judge or a server
+    failed, or if the model did not write the answer that it was asked for; else None."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
     token_rounds: TokenRounds | None = None

@@ -6,6 +6,7 @@ Ids are only appended and never encoded again, so the work per step does not gro
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 from stepspec.chat.answer import AnswerReader, beginning
 from stepspec.chat.events import AnswerEvent
@@ -75,14 +76,19 @@ class Transcript:
         self._watch = self._new_watch("\n")  # a text begins at the beginning of a line
         self._after_ending: str | None = None
         """What the last token of an ending that is text has after it; None before the ending."""
-        self._num_after = 0
-        """Ids of the answer that were appended with the open step."""
+        self.answer_is_apart = False
+        """Whether the answer begins with the first token after the ending, as under a schema."""
         self._step_end: StepEnd | None = None
 
     def _new_watch(self, before: str) -> StopMatcher:
         """Return a watch of a step after a text, in which the text that ends the thinking may have begun."""
-        stop = replace(self._step_stop, before=before[len(before) - beginning(before, (self._ending,)) :])
+        max_tokens = max(1, self._step_stop.max_tokens - len(self.open_ids))
+        stop = replace(self._step_stop, max_tokens=max_tokens, before=self._begun(before))
         return StopMatcher(stop, self._tokenizer.piece, self._tokenizer.end_ids)
+
+    def _begun(self, text: str) -> str:
+        """Return what a text has at its end of the text that ends the thinking."""
+        return text[len(text) - beginning(text, (self._ending,)) :]
 
     @property
     def last_text(self) -> str:
@@ -109,10 +115,11 @@ class Transcript:
         """Whether the header of a message is open, which decides whether thinking or an answer follows."""
         return self._header is not None
 
-    def rest_of_step(self, remaining: int) -> Stop:
-        """Return where the writer of the open step must stop, with `remaining` tokens left in the budget."""
-        room = self._step_stop.max_tokens - len(self.open_ids)
-        own, before = self._step_stop, self._watch.recent
+    def rest_of_step(self, remaining: int, after: Sequence[int] = ()) -> Stop:
+        """Return where the writer of the open step must stop, with `remaining` tokens left in the budget. After
+        uncommitted steps with the ids `after`, it is that of the next step."""
+        own, room = self._step_stop, self._step_stop.max_tokens - len(self.open_ids)
+        before = self._begun(self._watch.recent + self._text_of(after)) if after else self._watch.recent
         return Stop(max(1, min(room, remaining)), own.delimiters, own.token_ids, before)
 
     @property
@@ -125,9 +132,6 @@ class Transcript:
         """Append ids to the open step."""
         self.buffer.append(ids)
         for id in ids:
-            if self._after_ending is not None:  # engines may overlook an ending that began in the step before
-                self._num_after += 1
-                continue
             self.open_ids.append(id)
             self._step_end = self._end_of(id)
 
@@ -146,7 +150,10 @@ class Transcript:
     def close_step(
         self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
     ) -> Iterator[StepCommitted | AnswerEvent]:
-        """Commit the open step. An end tag ends the thinking or the text and is not part of the step."""
+        """Commit the open step. An end tag ends the thinking or the text and is not part of the step.
+
+        A step never ends within the text that ends the thinking: what has begun of it stays open.
+        """
         end = self._step_end or "cap"
         ids, rest = self._read_step(end)
         if ids:
@@ -160,15 +167,13 @@ class Transcript:
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
         last = self.open_ids[-1] if self.open_ids else None
-        before = self._watch.recent + (self._tokenizer.piece(last) if last is not None and end == "delimiter" else "")
-        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(before), None
+        self.open_ids = self.open_ids[len(ids) :] if self.thinking else []
+        self.open_text, self._watch, self._step_end = "", self._new_watch(self._watch.recent), None
         if not self.thinking:
-            self._reader.position = len(self.buffer) - self._num_after
+            self._reader.position = len(self.buffer)
         if self._after_ending is not None:
-            yield from self.answer.feed(self._after_ending)
+            yield from self.answer.feed("" if self.answer_is_apart else self._after_ending)
             self._after_ending = None
-            if self._num_after:
-                yield from self._read_answer()
         elif end == "thinking" and self._tags is not None:
             if last in self._tags.implicit_ends:  # it is the beginning of the answer
                 self._reader.position -= 1
@@ -178,17 +183,17 @@ class Transcript:
 
     def _read_step(self, end: StepEnd) -> tuple[Sequence[int], str]:
         """Return the ids of the open step without those of what ends the text or the thinking, and their text."""
-        ids, position = self.open_ids, len(self.buffer) - self._num_after
-        if self._after_ending is None:
-            ids = ids[:-1] if end in ("thinking", "text") else ids
-            position += len(ids) - len(self.open_ids)
-            return ids, self._reader.read(position, to_the_end=end != "cap") if ids else ""
-        text = self._reader.read(position, to_the_end=True).removesuffix(self._after_ending)
-        mark = self._ending.lstrip()
-        num_characters, num_ids = len(mark + self._after_ending), len(ids)
-        while num_ids and (size := len(self._tokenizer.piece(ids[num_ids - 1]))) <= num_characters:
-            num_characters, num_ids = num_characters - size, num_ids - 1
-        return ids[:num_ids], text.removesuffix(mark) if text.endswith(mark) else ""  # it began in the step before
+        ids, ends = self.open_ids, self._character_ends(self.open_ids)
+        if self._after_ending is not None:
+            mark = self._ending.lstrip() + self._after_ending
+            count = sum(start < ends[-1] - len(mark) for start in (0, *ends[:-1]))
+            return ids[:count], self._reader.read(len(self.buffer), to_the_end=True).removesuffix(mark)
+        if end in ("thinking", "text"):
+            ids = ids[:-1]
+        elif begun := self._begun(self._watch.recent).lstrip():
+            ids = ids[: sum(place <= ends[-1] - len(begun) for place in ends)]
+        position = len(self.buffer) + len(ids) - len(self.open_ids)
+        return ids, self._reader.read(position, to_the_end=end != "cap") if ids else ""
 
     def num_before_ending(self, ids: Sequence[int], after: Sequence[int] = (), *, whole: bool = False) -> int:
         """Return how many leading ids come before the text that ends the thinking; all of them if there is none.
@@ -200,16 +205,21 @@ class Transcript:
         """
         if not self._ending:
             return len(ids)
-        pieces, before = [*map(self._tokenizer.piece, ids)], "".join(map(self._tokenizer.piece, after))
-        text = self._watch.recent + before + "".join(pieces)
+        before = self._watch.recent + self._text_of(after)
+        text = before + self._text_of(ids)
         start = text.find(self._ending)
         if start < 0:
-            start = len(text) - (0 if whole else beginning(text, (self._ending,)))
+            start = len(text) - (0 if whole else len(self._begun(text)))
         start += len(self._ending) - len(self._ending.lstrip())  # a line break alone is no ending
-        room, num_ids = start - len(self._watch.recent + before), 0
-        while num_ids < len(ids) and len(pieces[num_ids]) <= room:
-            room, num_ids = room - len(pieces[num_ids]), num_ids + 1
-        return num_ids
+        count = sum(len(before) + end <= start for end in self._character_ends(ids))
+        # What is left may end with another beginning, as that of `</think<` does.
+        return count if whole or count == len(ids) else self.num_before_ending(ids[:count], after)
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        return "".join(map(self._tokenizer.piece, ids))
+
+    def _character_ends(self, ids: Sequence[int]) -> list[int]:
+        return [*accumulate(len(self._tokenizer.piece(id)) for id in ids)]
 
     def emit(self) -> Iterator[AnswerEvent]:
         """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
@@ -222,6 +232,8 @@ class Transcript:
     def rest_of_ending(self) -> Sequence[int]:
         """The ids that end the thinking, without those that are already there."""
         assert self._tags is not None
+        if begun := self._begun(self._watch.recent):
+            return self._tokenizer.encode_text(self._ending.removeprefix(begun))
         return self._tags.ending if self._header is None else self._tags.ending[1 + len(self._header) :]
 
     def end_thinking(self, origin: Origin, room: int) -> Iterator[StepCommitted | AnswerEvent]:
@@ -264,12 +276,8 @@ class Transcript:
 
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerEvent]:
         self.buffer.append(ids)
-        yield from self._read_answer()
-
-    def _read_answer(self) -> Iterator[AnswerEvent]:
-        last = self.last_id
-        is_over = self._tags is not None and self._tags.header_end is not None and last == self._tags.end
-        ended = last in self._answer_ends
+        is_over = self._tags is not None and self._tags.header_end is not None and ids[-1] == self._tags.end
+        ended = ids[-1] in self._answer_ends
         text = self._reader.read(len(self.buffer) - (ended or is_over), to_the_end=ended or is_over)
         yield from self.answer.feed(text)
         self.ended = ended or self.answer.stopped

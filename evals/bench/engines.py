@@ -323,7 +323,7 @@ def start(stack: ExitStack, command: Path) -> tuple[list[Contender], str]:
     for weights, options in OURS.items():
         ours = TorchProcess(f"{pair / 'target'}?{options}", f"{pair / 'draft'}?{DRAFT}")
         stack.callback(ours.close)
-        found += [Contender("stepspec", weights, drafted, ours) for drafted in (PLAIN, *DRAFTED, "auto")]
+        found += [Contender("torch engine", weights, drafted, ours) for drafted in (PLAIN, *DRAFTED, "auto")]
     logs, about = Path(stack.enter_context(tempfile.TemporaryDirectory())), ""
     for drafted in (PLAIN, *DRAFTED):
         server = LlamaProcess(command, files["target"], files["draft"], drafted, logs / drafted)

@@ -3,8 +3,10 @@
 import asyncio
 import itertools
 import json
+import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,8 @@ from evals.bench.__main__ import FOLDER, app, summaries
 from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
+from evals.bench.engines import PLAIN, WARM_UP, Contender, Engines, Written, instructions, measure
+from evals.bench.engines import compare as compare_engines
 from evals.bench.exactness import MIN_P, Exactnesses, Parted, homogeneity
 from evals.bench.gpu_probe import SECTIONS
 from evals.bench.graders import FORMS, LIBRARIES, Item, graders_block, tallies
@@ -34,6 +38,7 @@ from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
+from stepspec.evaluation.machine import conditions
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
@@ -294,6 +299,59 @@ def test_exact_policies_are_compared_with_the_target(tmp_path: Path, monkeypatch
     assert not near.model_copy(update={"parted": 4 * parted[:1]}).holds
     assert "every step" in done.stdout
     assert "gsm-mini, 10 sampled texts under each policy; " in measured_block("exact", file)
+
+
+LLAMA_LOG = """0.00 I build_info: b1
+0.00 I system_info: n_threads = 1 (n_threads_batch = 1) / 2 | CPU : SSE3 = 1 | AVX2 = 1 | SVE = 0 | AMX_INT8 = 1 | \n"""
+
+
+def test_engines_take_turns_and_each_is_compared_with_itself_without_a_draft(tmp_path: Path) -> None:
+    """The time in which an engine reads the prompt without a draft counts neither for it nor for its drafts."""
+    calls = list[tuple[str, int, str]]()
+
+    class Scripted:
+        pid = os.getpid()
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def write(self, prompt: Sequence[int], max_tokens: int, drafted: str) -> Written:
+            calls.append((self.name, max_tokens, drafted))
+            return Written((*prompt, *range(max_tokens - 1)), 0, 0)
+
+        def close(self) -> None: ...
+
+    ours, other = Scripted("ours"), Scripted("other")
+    contenders = [Contender("ours", "int8", drafted, ours) for drafted in (PLAIN, "4")]
+    contenders += [Contender("other", "Q4", PLAIN, other)]
+    measure(contenders, [[7], [8]], 3, lambda *_: None)
+    plain, drafted = [("ours", 1, PLAIN), ("ours", 3, PLAIN)], [("ours", 3, "4")]
+    others = [("other", 1, PLAIN), ("other", 3, PLAIN)]
+    assert [count for _, count, _ in calls[:3]] == 3 * [WARM_UP]
+    assert calls[3:] == [*plain, *drafted, *others, *drafted, *others, *plain]
+    for contender, cpu_s, last in zip(contenders, (3.0, 2.0, 9.0), (2, 5, 2), strict=True):
+        counts = (0, 0) if contender.drafted == PLAIN else (4, 3)
+        contender.texts = [Written((1, 0, last), *counts, cpu_s, 2 * cpu_s)]
+        contender.readings = [Written((1,), 0, 0, 1.0, 2.0)]
+    rows = compare_engines(contenders)
+    assert [(each.tokens, each.cpu_ms, each.wall_ms) for each in rows] == [
+        (2, 1000, 2000),
+        (2, 500, 1000),
+        (2, 4000, 8000),
+    ]
+    assert [each.over_plain for each in rows] == [1, 2, 1]
+    assert [(each.acceptance, each.differing) for each in rows] == [(None, 0), (0.75, 1), (None, 0)]
+    about = conditions() | {
+        "benchmark": "gsm-mini",
+        "problems": 1,
+        "max_tokens": 3,
+        "llama_cpp": instructions(LLAMA_LOG),
+    }
+    file = tmp_path / "qwen.json"
+    file.write_text(Engines.model_validate({**about, "results": rows}).model_dump_json())
+    block = measured_block("engines", file)
+    assert "| ours | int8 | 4 | 500.0 | 1000.0 | 1.0 | 2.00 | 75% | 1 of 1 |" in block
+    assert "llama.cpp SSE3, AVX2, AMX_INT8;" in block
 
 
 def test_samples_of_two_distributions_are_told_apart() -> None:

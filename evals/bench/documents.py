@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evals.bench import agent_runs, conversation, distance, exactness, overhead, servers
+from evals.bench import agent_runs, conversation, distance, engines, exactness, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
@@ -84,13 +84,14 @@ MEASURED: Mapping[str, Measured] = {
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
     "distance": Measured(distance.Distances, distance.HEADS, distance.rows_of, distance.in_words),
+    "engines": Measured(engines.Engines, engines.HEADS, engines.rows_of, engines.in_words, has_intervals=False),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
-PAGES = {"distance": "docs/many-machines.md", "servers": "docs/servers.md"}
+PAGES = {"distance": "docs/many-machines.md", "engines": "docs/engines.md", "servers": "docs/servers.md"}
 """Pages of files of `MEASURED` that are not on the page of the results."""
 SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "affinity": Affinity,

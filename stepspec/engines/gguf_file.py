@@ -43,9 +43,11 @@ def model_folder(name: str) -> str:
     return str(folder)
 
 
-def convert(
-    file: Path, folder: Path, *, tied: bool = False, adapt: Callable[[Any, Path], None] = lambda *_: None
-) -> None:
+Adapt = Callable[[Any, Path], None]
+"""Changes a tokenizer before it is written to a folder, and may write other files there."""
+
+
+def convert(file: Path, folder: Path, *, tied: bool = False, adapt: Adapt | None = None) -> None:
     """Convert a GGUF file, unless the folder exists. It appears under its name only when it is complete.
 
     A concurrent process waits for the first one.
@@ -55,7 +57,7 @@ def convert(
         folder: the folder to write.
         tied: whether the model has one matrix as embedding and head. The file may hold it twice, quantized differently;
             that of the head, the more precise one, is then both.
-        adapt: called with the tokenizer and the folder before the tokenizer is written.
+        adapt: called with the tokenizer and the folder.
 
     Raises:
         ModelError: the file is damaged, transformers does not read its architecture, or the folder cannot be written.
@@ -79,7 +81,7 @@ def convert(
         ) from error
 
 
-def _write(file: Path, folder: Path, tied: bool, adapt: Callable[[Any, Path], None]) -> None:
+def _write(file: Path, folder: Path, tied: bool, adapt: Adapt | None) -> None:
     network, tokenizer = _read(file)
     require_space(folder.parent, sum(each.numel() for each in network.parameters()) * BYTES)
     config = network.config
@@ -97,7 +99,8 @@ def _write(file: Path, folder: Path, tied: bool, adapt: Callable[[Any, Path], No
     ends = ids_as_set(config.eos_token_id) | ids_as_set(tokenizer.eos_token_id) | ids_as_set(shared_end)
     fresh.generation_config.eos_token_id = sorted(ends) or None
     fresh.save_pretrained(folder)
-    adapt(tokenizer, folder)
+    if adapt is not None:
+        adapt(tokenizer, folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -99,7 +99,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "implicit-end": ("or id not in self._tags.ends else", "or id != self._tags.end else"),
     },
     "test_thinking.py::test_a_tag_inside_an_earlier_answer_is_text_and_reasoning_that_is_given_stays": {
-        "earlier-thinking": ("if text.startswith(opening) and ended:", "if ended:"),
+        "earlier-thinking": ("if opening and text.startswith(opening) and ended:", "if ended:"),
     },
     "test_calls.py": {
         "tool-name": ('return _invalid(text, f"There is no tool {name!r}.", name)', "pass"),

@@ -31,7 +31,7 @@ class Commands(Modules):
         "merge": "Merge the parts of a run that several processes or machines made.",
         "grade": "Grade predictions: accuracy with its interval, and why the others are not correct.",
         "costs": "Measure costs for replays and for sizing.",
-        "models": "Print how models think, what their engines support, whether a draft fits, and which policies run "
+        "models": "Print how models think, how fast they are here, whether a draft fits, and which policies run "
         "with them.",
         "pair": "Build a pair of models on this machine, and list the pairs.",
         "policies": "List the policies that ship with stepspec, or print one: its text, and its path on stderr.",

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,13 +23,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import httpx
-import psutil
 import typer
 
 from evals.bench.problems import BENCHMARK, questions
+from evals.bench.service.process import free_port
 from evals.bench.speed import UNKNOWN, cells_table
 from evals.pairs.qwen import FOLDER
 from stepspec.api.pairs import QWEN, QWEN_NAME, find_pair
+from stepspec.capacity.process import cpu_s
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
@@ -127,10 +127,10 @@ class Contender:
         self.texts.append(self._write(prompt, max_tokens))
 
     def _write(self, prompt: Sequence[int], max_tokens: int) -> Written:
-        cpu_s, since = _cpu_seconds(self.process.pid), time.perf_counter()
+        begun_s, since = cpu_s(self.process.pid), time.perf_counter()
         found = self.process.write(prompt, max_tokens, self.drafted)
         wall_s = time.perf_counter() - since
-        return Written(found.ids, found.drafted, found.accepted, _cpu_seconds(self.process.pid) - cpu_s, wall_s)
+        return Written(found.ids, found.drafted, found.accepted, cpu_s(self.process.pid) - begun_s, wall_s)
 
     def row(self, plain: "Contender") -> EngineRow:
         """Return the figures. `plain` is the same engine without a draft."""
@@ -157,13 +157,6 @@ def _num_written(texts: Sequence[Written]) -> int:
 def _ms_of_token(texts: Sequence[Written], readings: Sequence[Written], clock: Literal["cpu_s", "wall_s"]) -> float:
     seconds, reading_s = (sum(getattr(each, clock) for each in some) for some in (texts, readings))
     return 1000 * (seconds - reading_s) / _num_written(texts)
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its children so far."""
-    process = psutil.Process(pid)
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
 
 
 class TorchProcess:
@@ -220,9 +213,7 @@ class LlamaProcess:
     """llama.cpp's server with one thread. It drafts the same number of tokens in every call."""
 
     def __init__(self, command: Path, target: Path, draft: Path, drafted: str, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         options = ["--threads", "1", "--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-ram", "0", "-lv", "5"]
         if drafted != PLAIN:
             options += ["--spec-type", "draft-simple", "--spec-draft-model", str(draft), "--spec-draft-threads", "1"]

@@ -150,7 +150,8 @@ def load_pair(
 ) -> Pair:
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
-    A spec string is `torch:FOLDER_OR_NAME`, `torch:FILE.gguf`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
+    A spec string is `torch:FOLDER_OR_NAME`, `torch:FILE.gguf`, `vllm:FOLDER_OR_NAME`, or a server address,
+    `http://HOST:PORT/v1#MODEL`.
     The folder of a model, which has a `config.json`, is one for the torch engine.
     Several addresses of the same model are separated by spaces.
     Options follow after a question mark, as in `torch:FOLDER?dtype=bfloat16&threads=2`; those of a pair count for both
@@ -173,8 +174,8 @@ def load_pair(
     models, judge_specs = check_models(
         target, draft, pair=pair, needs_draft=needs_draft, judges=judges, judge_names=judge_names
     )
-    described = notes and models.folder is not None and (models.folder / SCOPE_FILE).exists()
-    scope = PairScope.load(models.folder) if described and models.folder is not None else None
+    folder = models.folder
+    scope = PairScope.load(folder) if notes and folder is not None and (folder / SCOPE_FILE).exists() else None
     loaded: list[Any] = []
     try:
         loaded.append(target_engine := _load_engine(models.target, models.titles[0]))
@@ -192,7 +193,7 @@ def load_pair(
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
-    return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=models.folder)
+    return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=folder)
 
 
 def check_models(

@@ -183,14 +183,16 @@ class Transcript:
 
     def _read_step(self, end: StepEnd) -> tuple[Sequence[int], str]:
         """Return the ids of the open step without those of what ends the text or the thinking, and their text."""
-        ids, ends = self.open_ids, self._character_ends(self.open_ids)
+        ids = self.open_ids
         if self._after_ending is not None:
+            ends = self._character_ends(ids)
             mark = self._ending.lstrip() + self._after_ending
             count = sum(start < ends[-1] - len(mark) for start in (0, *ends[:-1]))
             return ids[:count], self._reader.read(len(self.buffer), to_the_end=True).removesuffix(mark)
         if end in ("thinking", "text"):
             ids = ids[:-1]
         elif begun := self._begun(self._watch.recent).lstrip():
+            ends = self._character_ends(ids)
             ids = ids[: sum(place <= ends[-1] - len(begun) for place in ends)]
         position = len(self.buffer) + len(ids) - len(self.open_ids)
         return ids, self._reader.read(position, to_the_end=end != "cap") if ids else ""

@@ -11,6 +11,7 @@ ROUNDING = 1e-4
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox"], ids=["fused", "modules"])
+@torch.inference_mode()
 def test_a_blind_model_sees_only_the_last_token(family: str) -> None:
     model = make_model(make_network(make_config(family)))
     texts = [[*random_ids(9, seed), 7] for seed in (0, 1)]

@@ -1,6 +1,7 @@
 """The size of the caches for a given amount of device memory."""
 
 import pytest
+import torch
 from tiny_models import CONTEXT, EXPERTS, GROUPED, make_config, make_model, make_network, serving
 
 from stepspec.engines.torch_engine.memory import CacheSize, fitting
@@ -28,6 +29,7 @@ def test_too_little_memory_is_an_error_that_names_the_required_memory() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", *EXPERTS])
+@torch.inference_mode()
 def test_position_bytes_equal_the_size_of_the_cache(family: str) -> None:
     model = make_model(make_network(make_config(family)))
     model.extend([0], [[1, 2, 3]])

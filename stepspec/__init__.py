@@ -9,21 +9,11 @@ from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
+from stepspec.loop.counts import Counts, Times
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import (
-    Counts,
-    Done,
-    Event,
-    Noted,
-    Result,
-    Step,
-    StepCommitted,
-    StepJudged,
-    StepProposed,
-    Times,
-    Usage,
-)
+from stepspec.loop.result import Done, Event, Result, Usage
+from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
 
 __version__ = "0.2.0"
 

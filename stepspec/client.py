@@ -22,21 +22,11 @@ from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.loop.counts import Counts, Times
 from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.options import RequestOptions, check_patience
-from stepspec.loop.step import (
-    Counts,
-    Done,
-    Event,
-    Noted,
-    Result,
-    Step,
-    StepCommitted,
-    StepJudged,
-    StepProposed,
-    Times,
-    TokenLogprob,
-)
+from stepspec.loop.result import Done, Event, Result, TokenLogprob
+from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address

@@ -7,7 +7,7 @@ from typing import Protocol
 from stepspec.engines.protocol import Tokenizer
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.request import Request
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 MARK = re.compile(r"\\boxed|####|\banswer\s*(?:is\b|:|=)|\bfinal answer\b", re.IGNORECASE)
 

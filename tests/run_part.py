@@ -12,7 +12,7 @@ from scripted_runs import POLICIES, make_result, make_run
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.run import EvalProblem, Keeping, Part, evaluate
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 
 class Expanding:

@@ -43,7 +43,8 @@ from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, Result, StepCommitted
+from stepspec.loop.result import Done, Event, Result
+from stepspec.loop.step import StepCommitted
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}

@@ -11,8 +11,10 @@ from stepspec.evaluation.records import PolicyRecord, ResultRow, RunRecord, Summ
 from stepspec.evaluation.run import Keeping, System, evaluate
 from stepspec.evaluation.run.problems import EvalProblem
 from stepspec.evaluation.run.runner import WARM_UP_QUESTION
+from stepspec.loop.counts import Counts, Times
 from stepspec.loop.policy import PolicyKind
-from stepspec.loop.step import Counts, Result, Step, Times
+from stepspec.loop.result import Result
+from stepspec.loop.step import Step
 
 POLICIES = ("target", "token", "two-level")
 KINDS: Mapping[str, PolicyKind] = {"target": "target", "token": "token"}

@@ -48,8 +48,9 @@ from stepspec.evaluation.records import Percentiles, TimeRecord
 from stepspec.evaluation.run import EvalProblem, Local
 from stepspec.evaluation.run.summary import summarise
 from stepspec.evaluation.runs import iter_rows, read_run
+from stepspec.loop.counts import Counts, Times
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Counts, Result, Times
+from stepspec.loop.result import Result
 
 ONE_WIDTH = {1: 1.0, 8: 1.0, 64: 1.0}
 """Passes that cost the same at every width, as the paper assumes."""

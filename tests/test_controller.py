@@ -22,7 +22,8 @@ from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.request import DRAFT_SEED, SURE, agreed_prefix
-from stepspec.loop.step import Done, Proposal, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.result import Done
+from stepspec.loop.step import Proposal, StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import EVERYTHING
 from stepspec.errors import EngineError, UsageError
 from stepspec.loop.families import FAMILIES
-from stepspec.loop.step import Done, StepCommitted
+from stepspec.loop.result import Done
+from stepspec.loop.step import StepCommitted
 
 pytestmark = pytest.mark.anyio
 

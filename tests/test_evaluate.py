@@ -42,7 +42,9 @@ from stepspec.evaluation.run.results import MAX_FAILURES_IN_A_ROW
 from stepspec.evaluation.run.runner import WARM_UP_QUESTION
 from stepspec.evaluation.run.schedule import balanced_orders, rounds, seed_of
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
-from stepspec.loop.step import Result, Step, Times
+from stepspec.loop.counts import Times
+from stepspec.loop.result import Result
+from stepspec.loop.step import Step
 
 # The order of requests.
 

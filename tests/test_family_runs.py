@@ -21,12 +21,14 @@ from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
 from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Generate, TokenChunk, Verification, Verify
 from stepspec.errors import EngineError, StepSpecError
+from stepspec.loop.counts import Times
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.families.route import CHECK_STEPS
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy
-from stepspec.loop.step import Done, Event, Step, StepCommitted, Times
+from stepspec.loop.result import Done, Event
+from stepspec.loop.step import Step, StepCommitted
 
 END = "</think>"
 WORDS = ("one", "two", "three", "wait", "check", "so")

@@ -21,7 +21,7 @@ from stepspec.engines.protocol import Generate, Sampling, TokenChunk, Verificati
 from stepspec.engines.stops import StopMatcher
 from stepspec.loop.families import FAMILIES as POLICY_FAMILIES
 from stepspec.loop.request import Request
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 PLAIN = Family("none", PLAIN_TEMPLATE, (), "<|assistant|>", "")
 MODELS = {**FAMILIES, "plain": PLAIN, "asked": ASKED}

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from stepspec.engines.protocol import TokenChunk
+from stepspec.loop.counts import Counts
 from stepspec.loop.ledger import Ledger
-from stepspec.loop.step import Counts
 
 
 def test_token_counts_satisfy_the_identities() -> None:

@@ -18,7 +18,7 @@ from stepspec.api.scope import PairScope
 from stepspec.client import RemoteStepSpec
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
 from stepspec.loop.judge import Evidence, Judge
-from stepspec.loop.step import Done, Event
+from stepspec.loop.result import Done, Event
 
 pytestmark = pytest.mark.anyio
 

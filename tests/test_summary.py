@@ -18,7 +18,7 @@ from stepspec.evaluation.records import Block, Failure, PolicySummary, ResultRow
 from stepspec.evaluation.run import summarise
 from stepspec.evaluation.run.folder import what_differs
 from stepspec.evaluation.stats import Share
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 
 def test_the_summary_follows_its_definitions(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stepspec import Pair, Policy, StepSpec
 from stepspec.chat.prompts import RawPrompt, checked_messages, encode_prompt
 from stepspec.engines.thinking import FORMATS, find_tags
 from stepspec.errors import ModelError, UsageError
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 pytestmark = pytest.mark.anyio
 

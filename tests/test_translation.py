@@ -8,7 +8,7 @@ from scripted import LetterTokenizer, Opinion, Reply, ScriptedEngine, WordTokeni
 from stepspec import Pair, Policy, StepSpec
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.errors import UsageError
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 from stepspec.loop.translation import TranslatedDraft
 
 pytestmark = pytest.mark.anyio

@@ -42,7 +42,7 @@ from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Result
+from stepspec.loop.result import Done, Result
 
 POLICY = "two-level"
 STEPS = 120

@@ -47,7 +47,8 @@ from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, Noted, Result, TokenLogprob
+from stepspec.loop.result import Done, Event, Result, TokenLogprob
+from stepspec.loop.step import Noted
 from stepspec.loop.tracing import RequestAttributes, Spans
 from stepspec.loop.translation import TranslatedDraft
 

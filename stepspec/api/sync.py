@@ -18,7 +18,7 @@ from stepspec.base.loop_thread import LoopThread
 from stepspec.chat.prompts import Message
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
-from stepspec.loop.step import Event, Result
+from stepspec.loop.result import Event, Result
 
 
 class SyncStepSpec:

@@ -29,10 +29,10 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.output import Console, JsonOption, write_results
 from stepspec.errors import UsageError
-from stepspec.loop.display import figures
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Done, Event, Noted, Origin, Result, Step, StepCommitted
+from stepspec.loop.result import Done, Event, Result, figures
+from stepspec.loop.step import Noted, Origin, Step, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}

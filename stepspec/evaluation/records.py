@@ -201,7 +201,7 @@ class RunRecord(Record):
 
 
 class TokenRecord(Record):
-    """Token counts, named as in `stepspec.loop.step.Counts`."""
+    """Token counts, named as in `stepspec.loop.counts.Counts`."""
 
     committed: Count = 0
     accepted: Count = 0
@@ -281,7 +281,7 @@ class ResultRow(Record):
     steps_proposed: Count | None = None
     """Steps that the draft proposed; None in rows from before this field existed."""
     not_proposed: Name | None = None
-    """Why the draft proposed no step, or no further one; see `stepspec.loop.step.NotProposed`."""
+    """Why the draft proposed no step, or no further one; see `stepspec.loop.result.NotProposed`."""
     steps_judged: Count
     steps_accepted: Count
     token_drafted: Count

@@ -50,7 +50,8 @@ from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_
 from stepspec.langchain.shared_models import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Done, Event, Noted, StepCommitted
+from stepspec.loop.result import Done, Event
+from stepspec.loop.step import Noted, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event for a committed step. It is emitted if the model is called inside a run."""

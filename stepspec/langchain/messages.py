@@ -16,7 +16,8 @@ from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
 
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
-from stepspec.loop.step import Event, Result, Step, StepCommitted
+from stepspec.loop.result import Event, Result
+from stepspec.loop.step import Step, StepCommitted
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0

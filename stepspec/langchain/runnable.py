@@ -19,7 +19,8 @@ from stepspec.langchain.chat import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
 from stepspec.langchain.messages import chunk_of, last_chunk
 from stepspec.langchain.shared_models import loop_thread
-from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.result import Done, Event
+from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
 
 State = Mapping[str, Any]
 """The state of a graph, or another mapping with the key `messages`."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from stepspec.errors import ContextError, EngineError, TargetError, UsageError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, FinishReason, NotProposed, Result
+from stepspec.loop.result import Done, Event, FinishReason, NotProposed, Result
 
 
 async def run(request: Request) -> AsyncGenerator[Event, None]:

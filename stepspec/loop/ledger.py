@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import TokenChunk
-from stepspec.loop.step import Counts, Event, StepCommitted, StepProposed, Times, TokenRounds
+from stepspec.loop.counts import Counts, Times, TokenRounds
+from stepspec.loop.result import Event
+from stepspec.loop.step import StepCommitted, StepProposed
 
 T = TypeVar("T")
 Role = Literal["queue", "draft", "judge", "target", "controller"]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from stepspec.chat.tools import BARE
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.step import Limit
+from stepspec.loop.result import Limit
 from stepspec.loop.transcript import Transcript
 
 

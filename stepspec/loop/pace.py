@@ -9,7 +9,7 @@ from statistics import median_low
 
 from stepspec.loop.costs import ChainCosts, Mean
 from stepspec.loop.load import LoadChoice
-from stepspec.loop.step import NotProposed
+from stepspec.loop.result import NotProposed
 
 MAX_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the

@@ -41,17 +41,8 @@ from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Limits, cut_off, has_passed
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.pace import StepPace
-from stepspec.loop.step import (
-    Event,
-    JudgedStep,
-    NotProposed,
-    Origin,
-    Proposal,
-    StepCommitted,
-    StepJudged,
-    StepProposed,
-    Verdict,
-)
+from stepspec.loop.result import Event, NotProposed
+from stepspec.loop.step import JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import MAX_HEADER, Transcript
 

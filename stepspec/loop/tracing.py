@@ -15,7 +15,8 @@ from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.step import Done, Event, Result, Step, StepCommitted, Verdict
+from stepspec.loop.result import Done, Event, Result
+from stepspec.loop.step import Step, StepCommitted, Verdict
 
 PROVIDER = "stepspec"
 OPERATION = "chat"

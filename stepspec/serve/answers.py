@@ -9,7 +9,8 @@ from typing import Any
 
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Done, Event, Noted, Result, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.result import Done, Event, Result
+from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.errors import error_body
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.requests import ChatRequest

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from stepspec.chat.events import AnswerDelta
-from stepspec.loop.step import Done, Event
+from stepspec.loop.result import Done, Event
 
 
 async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -11,7 +11,8 @@ from stepspec.chat.events import AnswerDelta
 from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Done, Event, Noted, Result, StepCommitted
+from stepspec.loop.result import Done, Event, Result
+from stepspec.loop.step import Noted, StepCommitted
 from stepspec.serve.errors import RefusedError, error_body
 from stepspec.serve.fields import Items, TextRequest
 from stepspec.serve.figures import metrics_of, usage_of

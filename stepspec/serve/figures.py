@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 
 
 def usage_of(results: Sequence[Result], num_answers: int = 1) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.loop.limits import cut_off, end_of
-from stepspec.loop.step import Done, Event, Noted, StepCommitted
+from stepspec.loop.result import Done, Event
+from stepspec.loop.step import Noted, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError

@@ -11,7 +11,8 @@ from prometheus_client.samples import Sample
 
 from stepspec.api.models import Pair
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.loop.step import Event, Result, StepCommitted
+from stepspec.loop.result import Event, Result
+from stepspec.loop.step import StepCommitted
 from stepspec.serve.admission import Admission
 
 MODEL = ("model_name",)

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Event, Noted, Result, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.result import Event, Result
+from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.responses_request import ResponsesRequest
 

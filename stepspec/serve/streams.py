@@ -13,7 +13,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Done, Event, Result
+from stepspec.loop.result import Done, Event, Result
 from stepspec.serve.errors import public_error
 from stepspec.serve.generation import IndexedEvents
 from stepspec.serve.log import entry_of

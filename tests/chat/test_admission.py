@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.chat.events import AnswerDelta
-from stepspec.loop.step import Event
+from stepspec.loop.result import Event
 from stepspec.serve.admission import Admission, Entrance, ServiceLimits, Ticket
 from stepspec.serve.errors import BusyError
 from stepspec.serve.generation import merged

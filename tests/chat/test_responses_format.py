@@ -24,7 +24,8 @@ from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import checked_messages
 from stepspec.errors import ContextError, EngineError, UsageError
-from stepspec.loop.step import Done, Event, Result, StepCommitted
+from stepspec.loop.result import Done, Event, Result
+from stepspec.loop.step import StepCommitted
 from stepspec.serve.errors import NoSuchModelError, RefusedError
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer

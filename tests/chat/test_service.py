@@ -29,7 +29,8 @@ from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
-from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.result import Done, Event
+from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
 from stepspec.serve import Settings
 from stepspec.serve.admission import ServiceLimits
 

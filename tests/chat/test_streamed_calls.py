@@ -16,7 +16,7 @@ from stepspec.chat.events import ToolCall, ToolCalled
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec
 from stepspec.langchain.messages import chunk_of
-from stepspec.loop.step import Event
+from stepspec.loop.result import Event
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from stepspec.api.session import MAX_UNKNOWN_TOKENS
 from stepspec.engines.protocol import Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
-from stepspec.loop.display import result_html
+from stepspec.loop.result import result_html
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, TargetError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Result
+from stepspec.loop.result import Result
 from stepspec.mini import WEIGHTS
 
 pytestmark = [pytest.mark.anyio, needs_vllm]

@@ -8,7 +8,7 @@ from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, pe
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import MatchedPolicy
 from stepspec.loop.certificate import CertifiedPolicy
-from stepspec.loop.step import NotProposed
+from stepspec.loop.result import NotProposed
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02

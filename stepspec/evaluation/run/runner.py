@@ -27,7 +27,8 @@ from stepspec.evaluation.records import (
 from stepspec.evaluation.run.gauges import Gauges
 from stepspec.evaluation.run.schedule import Job, JobBlock, Round, seed_of
 from stepspec.evaluation.runs import output_sha256
-from stepspec.loop.step import JudgedStep, Result, Step
+from stepspec.loop.result import Result
+from stepspec.loop.step import JudgedStep, Step
 
 WARM_UP_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
 WARM_UP_MAX_TOKENS = 128

@@ -1,6 +1,6 @@
 """Token flow as a Sankey diagram: from the model that wrote the tokens, by their outcome, to committed or thrown away.
 
-The columns balance by the identities of `stepspec.loop.step`: drafted = accepted + rejected + abandoned, generated =
+The columns balance by the identities of `stepspec.loop.counts`: drafted = accepted + rejected + abandoned, generated =
 regenerated + forced + discarded, committed = accepted + regenerated + forced.
 """
 

@@ -41,7 +41,8 @@ from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, read_run, read_summary
 from stepspec.loop.certificate import CertifiedPolicy
-from stepspec.loop.policy import Policy, SalvageTable, load_policy
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.policy_tables import SalvageTable
 from stepspec.loop.result import Done
 
 SMALL = Sizes(recorded=2, least_recorded=2, chunk=12, timed=1, timed_chunk=1)

@@ -22,11 +22,12 @@ from stepspec.api.session import StepSpec
 from stepspec.cli.run import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError, UsageError
-from stepspec.loop.chain import Chain, SharedPass
+from stepspec.loop.chain import Chain
 from stepspec.loop.pace import FIRST_CONTROL, StepPace
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.request import WritingWatch
 from stepspec.loop.step import Proposal
+from stepspec.loop.step_pass import ChainPass
+from stepspec.loop.writing_watch import WritingWatch
 
 pytestmark = pytest.mark.anyio
 
@@ -679,7 +680,7 @@ def test_a_shared_pass_says_of_each_step_what_its_own_pass_does(pair: Pair) -> N
 
     async def compare() -> None:
         buffer = TokenBuffer(prompt)
-        shared = SharedPass(chain, lambda ids, probes: target.verify(Verify(buffer, ids, probes)))
+        shared = ChainPass(chain, lambda ids, probes: target.verify(Verify(buffer, ids, probes)))
         for number, step in enumerate(steps):
             found, own = await shared.read(number, [probe]), await target.verify(Verify(buffer, step.ids, [probe]))
             assert found is not None
@@ -722,14 +723,14 @@ def test_exact_steps_give_the_target_s_own_text(pair: Pair, temperature: float, 
 
 
 def test_a_chain_read_one_place_off_is_not_exact(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = SharedPass.read
+    read = ChainPass.read
 
-    async def off_by_one(self: SharedPass, number: int, probes: Any) -> Any:
+    async def off_by_one(self: ChainPass, number: int, probes: Any) -> Any:
         found = await read(self, number, probes)
         assert found is not None
         assert found.choices is not None
         return replace(found, choices=(*found.choices[1:], found.next_choice))
 
     own = texts(pair, "target", 0.0, 2)
-    monkeypatch.setattr(SharedPass, "read", off_by_one)
+    monkeypatch.setattr(ChainPass, "read", off_by_one)
     assert texts(pair, exact(), 0.0, 2) != own

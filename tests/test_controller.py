@@ -19,9 +19,10 @@ from scripted import PROMPT, Opinion, Reply, Stage, shape
 
 from stepspec.engines.protocol import Drafting, Sampling, Verification
 from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.loop.commit import SURE, agreed_prefix
+from stepspec.loop.draft import DRAFT_SEED
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
-from stepspec.loop.request import DRAFT_SEED, SURE, agreed_prefix
 from stepspec.loop.result import Done
 from stepspec.loop.step import Proposal, StepCommitted, StepJudged, StepProposed
 
@@ -533,31 +534,31 @@ async def test_a_step_is_emitted_while_the_next_one_is_written() -> None:
 
 
 async def test_a_request_waits_for_a_caller_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 5)
+    monkeypatch.setattr("stepspec.loop.record.MAX_UNREAD", 5)
     stage = Stage(alone("target"), target_replies=[Reply(END + 50 * "Six " + "<|end|>", chunk_size=1)])
     found = list[object]()
     async with aclosing(stage.events()) as events:
         async for event in events:
             await asyncio.sleep(0.001)
-            assert stage.request.events.qsize() <= 7, "what one chunk gives comes on top"
+            assert stage.request.record.events.qsize() <= 7, "what one chunk gives comes on top"
             found.append(event)
     assert len(found) > 50
     assert isinstance(found[-1], Done)
 
 
 async def test_a_request_whose_steps_are_accepted_waits_for_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 5)
+    monkeypatch.setattr("stepspec.loop.record.MAX_UNREAD", 5)
     steps = [f"{name} two.\n\n" for name in ("One", "Three") * 10]
     stage = Stage(score(), [*steps, END], [*steps, END], [ANSWER])
     async with aclosing(stage.events()) as events:
         async for _ in events:
             for _ in range(50):
                 await asyncio.sleep(0)
-            assert stage.request.events.qsize() <= 8, "what one step gives comes on top"
+            assert stage.request.record.events.qsize() <= 8, "what one step gives comes on top"
 
 
 async def test_a_caller_that_reads_slowly_says_nothing_about_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 1)
+    monkeypatch.setattr("stepspec.loop.record.MAX_UNREAD", 1)
     rewritten = Reply("Three " * 30 + "\n\n", chunk_size=3)
     answer = Reply("Six " * 12 + "<|end|>", chunk_size=1)
     stage = Stage(score(), [ONE, END], [Opinion(rating="0"), END], [rewritten, answer])

@@ -180,7 +180,7 @@ async def test_without_separate_thinking_both_limits_of_time_end_the_text(name: 
 
 
 async def test_the_deadline_also_ends_a_wait_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.request.MAX_UNREAD", 2)
+    monkeypatch.setattr("stepspec.loop.record.MAX_UNREAD", 2)
     pair = pair_of([Reply(50 * ONE, chunk_size=1, hangs=True)])
     async for event in StepSpec(policy="target", pair=pair).stream("How many?", deadline_s=0.1):
         if isinstance(event, Done):

@@ -11,7 +11,8 @@ from stepspec import Pair, StepSpec
 from stepspec.errors import EngineError, TargetError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.policy import Policy, StepTable
+from stepspec.loop.policy import Policy
+from stepspec.loop.policy_tables import StepTable
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio

@@ -144,6 +144,62 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
 
+LOOP = {module: path for module, path in MODULES.items() if part_of(module) == "loop"}
+LONGEST = {
+    "controller": 120,
+    "request": 150,
+    "draft": 200,
+    "target": 250,
+    "review": 250,
+    "commit": 180,
+    "record": 250,
+    "thinking": 150,
+}
+"""Most lines of the files of `stepspec.loop`. Families and judges have 120, and other files 350."""
+
+
+def test_the_files_of_the_loop_are_short() -> None:
+    too_long = {
+        module: count
+        for module, path in LOOP.items()
+        for count in [len(path.read_text("utf-8").splitlines())]
+        if count > (120 if path.parent.name in {"families", "judges"} else LONGEST.get(path.stem, 350))
+    }
+    assert too_long == {}
+
+
+def test_no_circle_of_the_loop_is_hidden_from_the_interpreter() -> None:
+    """Imports for type checkers count too."""
+    sources = {
+        module: path.read_text("utf-8").replace("if TYPE_CHECKING:", "if True:") for module, path in LOOP.items()
+    }
+    names = {*MODULES}
+    found = {
+        module: imported_modules(source, module, LOOP[module].name == "__init__.py", names)
+        for module, source in sources.items()
+    }
+    assert circle(found) == []
+
+
+PREDICATE = re.compile(r"_*(?:is|are|has|have|can|may|must|should|needs|wants|allows|pays|speculates|same)(?:_|$)")
+
+
+def test_no_coroutine_of_the_loop_is_named_as_a_question() -> None:
+    """What is awaited does something; its name says what."""
+    names = [
+        node.name for path in LOOP.values() for node in ast.walk(parsed(path)) if isinstance(node, ast.AsyncFunctionDef)
+    ]
+    assert [name for name in names if PREDICATE.match(name)] == []
+
+
+def test_the_loop_awaits_no_engine_in_a_request_and_counts_in_one_file() -> None:
+    assert "await " not in LOOP["stepspec.loop.request"].read_text("utf-8")
+    counting = re.compile(r"ledger\.(?:add|add_target_call|waited|found_cached|shown)\(")
+    assert [module for module, path in LOOP.items() if counting.search(path.read_text("utf-8"))] == [
+        "stepspec.loop.record"
+    ]
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

@@ -21,7 +21,8 @@ from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.report.prices import Prices
 from stepspec.loop.judges.always import AlwaysJudge
 from stepspec.loop.judges.rating import RatingJudge
-from stepspec.loop.policy import Policy, SalvageTable, TokenTable, load_policy
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.policy_tables import SalvageTable, TokenTable
 
 NAMES = list(list_data_files("policies"))
 EMULATED = {

@@ -14,6 +14,7 @@ from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Stop
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import StepCommitted
+from stepspec.loop.thinking import thinking_of
 from stepspec.loop.transcript import Transcript
 
 TOKENIZER = WordTokenizer()
@@ -28,7 +29,7 @@ texts = st.lists(fragments, max_size=40).map("".join)
 
 def new(max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS, answer: AnswerReader | None = None) -> Transcript:
     ends = TOKENIZER.end_ids | (tags.ends if tags is not None else set())
-    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), ends), tags, answer)
+    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), ends), thinking_of(tags), answer)
 
 
 def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS) -> Transcript:
@@ -187,7 +188,7 @@ def test_a_space_at_the_start_of_a_step_or_an_answer_is_kept_for_any_tokenizer()
     tags = tokenizer.thinking
     assert tags is not None
     stop = Stop(2, ("\n\n",), tags.ends | tokenizer.end_ids)
-    transcript = Transcript(tokenizer.encode("<think>"), tokenizer, stop, tags)
+    transcript = Transcript(tokenizer.encode("<think>"), tokenizer, stop, thinking_of(tags))
     events = list(transcript.write_on(tokenizer.encode(" One two six</think> Four"), "target"))
     assert [event.step.text for event in events if isinstance(event, StepCommitted)] == [" One two", " six"]
     assert transcript.answer.text == " Four"

@@ -41,6 +41,7 @@ from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, che
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
+from stepspec.loop.judge import Panel
 from stepspec.loop.ledger import Ledger, Role
 from stepspec.loop.limits import cut_off, end_of, has_passed
 from stepspec.loop.options import RequestOptions
@@ -313,7 +314,7 @@ class StepSpec:
         else:  # above every possible number of committed tokens, because the prompt takes part of it
             most = self.pair.target.max_context
         request = self._request(encoded, sampling, Ledger(most, {**spent, "queue": queue_s}))
-        self._warn(request)
+        self._warn(sampling)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -366,15 +367,19 @@ class StepSpec:
             )
         notes += [
             f"The judge {name} failed at {count} steps, which rejects them. The log has its first error."
-            for name, count in request.judge_failures.items()
+            for name, count in request.record.judge_failures.items()
         ]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
 
-    def _warn(self, request: Request) -> None:
+    def _at(self, temperature: float) -> tuple[Policy, Panel]:
+        """Return the policy for a request's temperature, and its judges."""
+        return next(each for bound, each in self._panels.items() if temperature <= bound)
+
+    def _warn(self, sampling: Sampling) -> None:
         """Warn that the policy's certificate is not for a request like this, once in a session for each setting."""
-        certificate, sampling = request.policy.certificate, request.sampling
+        certificate = self._at(sampling.temperature)[0].certificate
         if certificate is None:
             return
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
@@ -399,7 +404,7 @@ class StepSpec:
                 session=options.session_id,
                 group=options.cache_salt,
             )
-        policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
+        policy, panel = self._at(sampling.temperature)
         in_json = encoded.json_schema is not None
         form = encoded.tags and encoded.tags.format
         opener = None

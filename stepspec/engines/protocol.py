@@ -334,6 +334,11 @@ class TokenChunk:
     margins: tuple[float, ...] | None = None
     """How much more probable the most likely token is than the second at each id, like `entropies`."""
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The ids of a finished call without the token that ended it."""
+        return self.ids[:-1] if self.end == "token" else self.ids
+
 
 @dataclass(frozen=True)
 class Probe:

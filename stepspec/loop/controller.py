@@ -5,13 +5,13 @@ target writes the answer.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 
-from stepspec.errors import ContextError, EngineError, TargetError, UsageError
-from stepspec.loop.families import FAMILIES
+from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.loop.families import family_of
 from stepspec.loop.request import Request
 from stepspec.loop.result import Done, Event, FinishReason, NotProposed, Result
+from stepspec.loop.step_loop import StepLoop
 
 
 async def run(request: Request) -> AsyncGenerator[Event, None]:
@@ -25,10 +25,11 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
         TargetError: the target failed; the error carries the committed text.
     """
     work = asyncio.create_task(_work(request))
-    work.add_done_callback(lambda _: request.events.put_nowait(None))
+    events = request.record.events
+    work.add_done_callback(lambda _: events.put_nowait(None))
     try:
-        while (event := await request.events.get()) is not None:
-            request.events_read.set()
+        while (event := await events.get()) is not None:
+            request.record.read.set()
             yield event
         await work
     finally:
@@ -40,52 +41,32 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
 
 async def _work(request: Request) -> None:
     """Emit all events of a request."""
-    controller = request.ledger.time("controller")  # excludes nested timers: the engines' time
+    loop, settings = StepLoop(request), request.policy.settings
+    controller = request.record.time("controller")  # excludes nested timers: the engines' time
     with request.spans.request(), request.pace.request(request), controller:
         request.limits.start()
         try:
-            if request.tags is not None or request.limits.json_schema is None:
-                await FAMILIES[request.policy.family].run(request, request.policy.settings)
+            if not request.thinking.steps_are_answer or request.limits.json_schema is None:
+                await family_of(settings)(loop, settings)
             request.pace.load.stops_asking(request)
-            await request.write_rest()
+            await loop.finish()
         except ContextError:
             if not request.num_written:
                 raise
         except EngineError as error:
-            committed = "".join(step.text for step in request.transcript.steps)
-            committed += request.answer.text if request.tags is not None else request.transcript.open_text
+            transcript = request.transcript
+            committed = request.thinking.committed_text(transcript.steps, transcript.open_text, request.answer.text)
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
             request.tell_committed()
-        request.emit(request.answer.finish(cut=not request.transcript.ended))
-        _check_json(request)
-        request.emit([Done(_result(request))])
-
-
-def _check_json(request: Request) -> None:
-    """Check that an answer under a schema is valid JSON, since an engine's grammar may give up midway.
-
-    Answers that a limit, a stop or a tool call ended are not checked.
-
-    Raises:
-        UsageError: the answer is not valid JSON.
-    """
-    answer = request.answer
-    cut = not request.transcript.ended or answer.stopped or request.options.stop_token_ids
-    if request.limits.json_schema is None or cut or answer.calls or not answer.text:
-        return
-    try:
-        json.loads(answer.text)
-    except ValueError as error:
-        raise UsageError(
-            f"The JSON schema cannot be followed: {request.target.name} ended its answer before it was valid JSON. "
-            "Simplify it."
-        ) from error
+        request.record.emit(request.answer.finish(cut=not request.transcript.ended))
+        request.limits.check_json(request.answer, request.target.name)
+        request.record.emit([Done(_result(request))])
 
 
 def _not_proposed(request: Request) -> NotProposed | None:
     """Return why the draft proposed no step, or no further one; None if it proposed steps to the end."""
-    if not FAMILIES[request.policy.family].table.speculates:
+    if not request.policy.settings.speculates:
         return "the policy proposes none"
     if request.draft is None:
         return "no draft"
@@ -98,8 +79,7 @@ def _result(request: Request) -> Result:
     """Return the result of a finished request."""
     ledger, limits, answer = request.ledger, request.limits, request.answer
     steps = tuple(request.transcript.steps)
-    ledger.add(steps=len(steps))
-    ledger.committed(request.num_written)
+    request.record.finished(len(steps), request.num_written)
     reason: FinishReason = "tool_calls" if answer.has_call else "stop"
     if not request.transcript.ended:
         reason = "length"
@@ -118,7 +98,7 @@ def _result(request: Request) -> Result:
         num_prompt_tokens=len(request.prompt),
         num_cached_tokens=0 if hides_cached else ledger.cached or 0,
         tool_calls=tuple(answer.calls),
-        thinks=request.tags is not None,
+        thinks=not request.thinking.steps_are_answer,
         not_proposed=_not_proposed(request),
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,

@@ -1,11 +1,14 @@
 """The limits of a request: its tokens, its thinking, its time and its answer's form."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from stepspec.chat.answer import AnswerReader
 from stepspec.chat.tools import BARE
+from stepspec.errors import UsageError
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.result import Limit
@@ -50,6 +53,29 @@ class Limits:
         if self.call_opener is None:
             return False
         return self.call_opener.search(text) is not None or (not before.strip() and BARE.match(text) is not None)
+
+    def step_opens_call(self, index: int) -> bool:
+        """Whether a tool call begins in a committed step."""
+        steps = self._transcript.steps
+        return self.opens_call(steps[index].text, steps[index - 1].text if index else "")
+
+    def check_json(self, answer: AnswerReader, name: str) -> None:
+        """Check that an answer under a schema is valid JSON, since an engine's grammar may give up midway.
+
+        Answers that a limit, a stop or a tool call ended are not checked. `name`: the model's, for the error.
+
+        Raises:
+            UsageError: the answer is not valid JSON.
+        """
+        cut = not self._transcript.ended or answer.stopped or self.options.stop_token_ids
+        if self.json_schema is None or cut or answer.calls or not answer.text:
+            return
+        try:
+            json.loads(answer.text)
+        except ValueError as error:
+            raise UsageError(
+                f"The JSON schema cannot be followed: {name} ended its answer before it was valid JSON. Simplify it."
+            ) from error
 
     def start(self) -> None:
         """Set the limits of time. They count from the request's acceptance, and so its time in a queue, too."""

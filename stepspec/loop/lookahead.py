@@ -5,16 +5,16 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
 from stepspec.engines.protocol import Probe
 from stepspec.errors import ContextError, StepSpecError, UnknownIdError
-from stepspec.loop.judge import Answer, Evidence
+from stepspec.loop.judge import Evidence
 from stepspec.loop.ledger import Role, ahead
-from stepspec.loop.request import Request, marks_answer
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
+from stepspec.loop.step_loop import StepLoop
 
 T = TypeVar("T")
 MIN_PATIENCE_S = 0.05
@@ -93,10 +93,10 @@ class Branches:
 class Lookahead:
     """The steps ahead of a request, from one commit to the next. On exit, unfinished work is cancelled and counted."""
 
-    def __init__(self, request: Request, width: int) -> None:
+    def __init__(self, loop: StepLoop, width: int) -> None:
         """`width`: number of draft steps at each place. At temperature 0 all are equal, so there is one."""
-        self._request = request
-        self._width = width if request.sampling.temperature > 0 else 1
+        self._loop, self._request = loop, loop.request
+        self._width = width if self._request.sampling.temperature > 0 else 1
         self._tasks: dict[asyncio.Task[Any] | None, list[asyncio.Task[Any]]] = defaultdict(list)  # by parent
         self._steps: list[StepAhead] = []
         self._draft_failed = False
@@ -111,16 +111,16 @@ class Lookahead:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        ledger = self._request.ledger
+        record = self._request.record
         for step in self._steps:
             if step.committed:
                 continue
             if step.writer == "target":
-                ledger.add(discarded=len(step.ids))
+                record.discarded(len(step.ids))
             elif step.compared and not step.step.aborted:
-                ledger.add(rejected=len(step.ids))
+                record.rejected(len(step.ids))
             else:
-                ledger.add(abandoned=len(step.ids))
+                record.abandoned(len(step.ids))
         for outcome in outcomes:  # a failed model matters only where its step is needed, a bug always
             if isinstance(outcome, Exception) and not isinstance(outcome, StepSpecError) and error is None:
                 raise outcome
@@ -156,7 +156,7 @@ class Lookahead:
 
     async def wait(self, role: Role, task: "asyncio.Task[T]") -> T:
         """Wait for work of a role."""
-        with self._request.ledger.waiting(role):
+        with self._request.record.waiting(role):
             return await task
 
     async def wait_for_draft(self, branches: Branches, draft: "asyncio.Task[StepAhead | None]") -> StepAhead | None:
@@ -165,7 +165,7 @@ class Lookahead:
         The target then continues alone, as looking ahead cannot save time.
         """
         patience = max(MIN_PATIENCE_S, time.perf_counter() - branches.started)
-        with self._request.ledger.waiting("draft"):
+        with self._request.record.waiting("draft"):
             await asyncio.wait([draft], timeout=patience)
         if draft.done():
             return draft.result()
@@ -184,13 +184,13 @@ class Lookahead:
         step = self._step_ahead("draft")
         try:
             stop = request.transcript.rest_of_step(room, place.ids)
-            step.finished = await request.draft_text(stop, step.ids, place.ids, sibling)
+            step.finished = await self._loop.draft.text(stop, step.ids, place.ids, sibling)
         finally:
-            request.ledger.add(drafted=len(step.ids))
+            request.record.drafted(len(step.ids))
         if step.finished is None:
             self._draft_failed |= not place.ids and not sibling
             return None
-        request.spans.drafted(since, self._index(place), len(step.ids))
+        request.record.proposed(since, self._index(place), len(step.ids))
         return step
 
     async def write(self, place: LookaheadPosition) -> StepAhead | None:
@@ -201,12 +201,12 @@ class Lookahead:
             return None
         step = self._step_ahead("target")
         try:
-            step.finished = await request.written(room, step.ids, place.ids)
+            step.finished = await self._loop.target.step_ahead(room, step.ids, place.ids)
         except (ContextError, UnknownIdError, TimeoutError):
             return None
         finally:
-            request.ledger.add(generated=len(step.ids))
-        request.spans.generated_ahead(since, self._index(place), len(step.ids))
+            request.record.generated(len(step.ids))
+        request.record.generated_ahead(since, self._index(place), len(step.ids))
         return step
 
     def _step_ahead(self, writer: Literal["draft", "target"]) -> StepAhead:
@@ -226,7 +226,7 @@ class Lookahead:
         request = self._request
         before = self._text_before(place)
         repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
-        unusable = step.aborted or repeated or request.has_control_token(step.ids[: step.num_written])
+        unusable = step.aborted or repeated or request.has_control_token(step.written)
         usable = step.end != "length" and not unusable
         return usable and request.target_has(step.ids) and not request.limits.opens_call(step.text, before)
 
@@ -238,14 +238,12 @@ class Lookahead:
         its thinking. Then the target's own step stands."""
         if any(step.tag is not None for step in steps):
             return True
-        if self._request.tags is not None:
-            return False
-        texts = [self._request.transcript.last_text, *(step.text for step in place.steps)]
-        marked = any(marks_answer(text, before) for before, text in pairwise(texts))
-        return marked or self._request.has_answered or any(marks_answer(step.text, texts[-1]) for step in steps)
+        thinking, texts = self._request.thinking, [step.text for step in place.steps]
+        before = self._request.transcript.last_text
+        return any(thinking.answers([*texts, step.text], before=before, ends=False) for step in steps)
 
-    async def same(self, place: LookaheadPosition, draft: StepAhead, comparison: StepComparison) -> bool:
-        """Return whether a draft step means the same as the target's own step at a place.
+    async def compare(self, place: LookaheadPosition, draft: StepAhead, comparison: StepComparison) -> bool:
+        """Compare a draft step with the target's own step at a place. Return whether both mean the same.
 
         Steps with the same words do. A step that ends the thinking or answers means the same only as one with the same
         tokens.
@@ -262,7 +260,7 @@ class Lookahead:
             elif step.text.strip():
                 verdict = await self._judge(place, step, own)
         draft.compared = True
-        self._request.spans.judged(since, self._index(place), verdict)
+        self._request.record.reviewed(since, self._index(place), verdict)
         comparison.compared.append((draft, verdict))
         if verdict.accepted:
             comparison.accepted = draft
@@ -270,28 +268,21 @@ class Lookahead:
 
     async def _judge(self, place: LookaheadPosition, step: Proposal, own: Proposal) -> Verdict:
         request = self._request
-
-        async def ask(probe: Probe) -> Answer:
-            return await request.ask(place.ids, probe)
-
-        async def no_pass(probes: Sequence[Probe]) -> NoReturn:
-            raise AssertionError("policies whose judges ask for a pass are rejected in this family")
-
         evidence = replace(
             Evidence.of(step, request.question, [*request.transcript.steps, *place.steps], request.judges),
             group=request.options.cache_salt,
             tokenizer=request.tokenizer,
             own_step=own.text,
-            ask=ask,
+            ask=partial(self._loop.target.ask, place.ids),
         )
-        with request.ledger.time("judge"):
-            return await request.ask_panel(evidence, no_pass)
+        with request.record.time("judge"):
+            return await self._loop.reviewer.ask_panel(evidence, _no_pass)
 
     def _may_be_last(self, path: "list[StepComparison]", number: int) -> bool:
         """Whether an accepted draft step may be the last one of a model that does not mark its thinking: the target
         ends the text after it, or has not written there."""
         comparison = path[number]
-        if self._request.tags is not None or comparison.accepted is None:
+        if not self._request.thinking.steps_are_answer or comparison.accepted is None:
             return False
         if comparison.accepted.step.ids == comparison.own.step.ids:
             return False
@@ -308,12 +299,16 @@ class Lookahead:
             index, last = len(request.transcript.steps), None
             for draft, verdict in comparison.compared:
                 last = verdict
-                request.ledger.add(steps_judged=draft.judged)
-                request.emit([StepProposed(index, draft.step.text, len(draft.step.ids))])
-                request.emit([StepJudged(index, verdict.accepted, verdict.scores)])
+                request.record.judged(by_judges=draft.judged)
+                request.record.emit([StepProposed(index, draft.step.text, len(draft.step.ids))])
+                request.record.emit([StepJudged(index, verdict.accepted, verdict.scores)])
             step = comparison.accepted or comparison.own
             step.committed = True
-            request.commit(step.step, step.writer, last)
+            self._loop.committer.whole(step.step, step.writer, last)
             if not request.transcript.thinking or number + 1 == len(path):
                 break
         return bool(path) and not self._draft_failed
+
+
+async def _no_pass(probes: Sequence[Probe]) -> NoReturn:
+    raise AssertionError("policies whose judges ask for a pass are rejected in this family")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from stepspec.engines.protocol import ChunkEnd
+from stepspec.engines.protocol import ChunkEnd, TokenChunk
 
 Origin = Literal["draft", "salvaged", "target"]
 """Who wrote a committed step: the draft, both models, or the target. Family `score` salvages the draft's beginning of a
@@ -34,6 +34,19 @@ class Proposal:
     """Whether the draft repeated itself or was too unsure."""
     seconds: float = 0.0
     """Seconds in which the draft wrote it."""
+
+    @classmethod
+    def of(cls, chunk: TokenChunk, text: str) -> "Proposal":
+        """Return the step of a finished call, with its text. The details of the tag that ends it are left out."""
+        count = len(chunk.written)
+        details = (chunk.logprobs, chunk.entropies, chunk.margins)
+        logprobs, entropies, margins = (None if each is None else each[:count] for each in details)
+        return cls(chunk.ids, text, count, logprobs, entropies, margins, chunk.end or "length")
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Its ids without the tag that ends the thinking or the text."""
+        return self.ids[: self.num_written]
 
     def followed_by(self, rest: "Proposal") -> "Proposal":
         """Return the step with what the draft has written after it."""

@@ -13,8 +13,8 @@ from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
 from stepspec.engines.stops import StopMatcher
 from stepspec.engines.text import TextReader, visible_ids
-from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
+from stepspec.loop.thinking import ThinkingBoundary
 
 MAX_HEADER = 32
 """Most tokens of the header of a message."""
@@ -32,7 +32,7 @@ class Transcript:
         prompt: Sequence[int],
         tokenizer: Tokenizer,
         step_stop: Stop,
-        tags: ThinkingTags | None,
+        thinking: ThinkingBoundary,
         answer: AnswerReader | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
         *,
@@ -45,7 +45,7 @@ class Transcript:
             prompt: ids before the text.
             tokenizer: the tokenizer.
             step_stop: what ends a step.
-            tags: the tags around the thinking; None for a model without them.
+            thinking: how the thinking is told from the answer.
             answer: reads the answer.
             stop_token_ids: ids that end the answer like the tokenizer's own end tokens.
             thinks: whether the text begins with thinking, or for a model without tags, with steps.
@@ -68,8 +68,8 @@ class Transcript:
         self._tokenizer = tokenizer
         self._step_stop = step_stop
         self._answer_ends = tokenizer.end_ids | stop_token_ids
-        self._tags = tags
-        self._ending = "" if tags is None else tags.text
+        self._format = thinking
+        self._ending = thinking.text
         if self._ending:
             self._step_stop = replace(step_stop, delimiters=(*step_stop.delimiters, self._ending))
         self._header: list[int] | None = None
@@ -94,6 +94,12 @@ class Transcript:
     def last_text(self) -> str:
         """Text of the last step."""
         return self.steps[-1].text if self.steps else ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last two steps are equal."""
+        texts = [step.text.strip() for step in self.steps[-2:]]
+        return len(texts) == 2 and texts[0] == texts[1]
 
     @property
     def last_id(self) -> int:
@@ -144,7 +150,7 @@ class Transcript:
                 self._after_ending = after
                 return "thinking"
         if end == "token":
-            return "text" if self._tags is None or id not in self._tags.ends else "thinking"
+            return self._format.end_of(id)
         return "cap" if end == "length" else end
 
     def close_step(
@@ -161,8 +167,8 @@ class Transcript:
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
             self.num_thought += len(ids)
-            yield StepCommitted(step, in_answer=self._tags is None)
-            if self._tags is None:
+            yield StepCommitted(step, in_answer=self._format.steps_are_answer)
+            if self._format.steps_are_answer:
                 yield from self.answer.feed(rest)
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
@@ -174,11 +180,11 @@ class Transcript:
         if self._after_ending is not None:
             yield from self.answer.feed("" if self.answer_is_apart else self._after_ending)
             self._after_ending = None
-        elif end == "thinking" and self._tags is not None:
-            if last in self._tags.implicit_ends:  # it is the beginning of the answer
+        elif end == "thinking":
+            if last in self._format.implicit_ends:  # it is the beginning of the answer
                 self._reader.position -= 1
                 yield from self.answer.feed(self._reader.read(len(self.buffer), to_the_end=False))
-            elif self._tags.header_end is not None:
+            elif self._format.header_end is not None:
                 self._header = []
 
     def _read_step(self, end: StepEnd) -> tuple[Sequence[int], str]:
@@ -225,7 +231,7 @@ class Transcript:
 
     def emit(self) -> Iterator[AnswerEvent]:
         """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
-        if self._tags is None and self.open_ids and not self.step_is_over:
+        if self._format.steps_are_answer and self.open_ids and not self.step_is_over:
             text = self._reader.read(len(self.buffer), to_the_end=False)
             self.open_text += text
             yield from self.answer.feed(text)
@@ -233,10 +239,9 @@ class Transcript:
     @property
     def rest_of_ending(self) -> Sequence[int]:
         """The ids that end the thinking, without those that are already there."""
-        assert self._tags is not None
         if begun := self._begun(self._watch.recent):
             return self._tokenizer.encode_text(self._ending.removeprefix(begun))
-        return self._tags.ending if self._header is None else self._tags.ending[1 + len(self._header) :]
+        return self._format.ending if self._header is None else self._format.ending[1 + len(self._header) :]
 
     def end_thinking(self, origin: Origin, room: int) -> Iterator[StepCommitted | AnswerEvent]:
         """Close the open step with `origin` and append `rest_of_ending`, at most `room` ids of it."""
@@ -272,13 +277,14 @@ class Transcript:
 
     def _end_of_message(self, ids: Sequence[int], start: int) -> int:
         """Return where the message of the answer ends that goes on at `start`, with the tag that ends it."""
-        if self._tags is None or self._tags.header_end is None or self._tags.end not in ids[start:]:
+        end = self._format.end
+        if self._format.header_end is None or end is None or end not in ids[start:]:
             return len(ids)
-        return ids.index(self._tags.end, start) + 1
+        return ids.index(end, start) + 1
 
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerEvent]:
         self.buffer.append(ids)
-        is_over = self._tags is not None and self._tags.header_end is not None and ids[-1] == self._tags.end
+        is_over = self._format.header_end is not None and ids[-1] == self._format.end
         ended = ids[-1] in self._answer_ends
         text = self._reader.read(len(self.buffer) - (ended or is_over), to_the_end=ended or is_over)
         yield from self.answer.feed(text)
@@ -288,15 +294,14 @@ class Transcript:
     def _extend_header(self, id: int) -> Iterator[AnswerEvent]:
         """Append an id to the header of a message. Its end begins the message."""
         assert self._header is not None
-        assert self._tags is not None
         self.buffer.append([id])
         self._header.append(id)
         self.ended = id in self._answer_ends
-        if not self.ended and id != self._tags.header_end and len(self._header) < MAX_HEADER:
+        if not self.ended and id != self._format.header_end and len(self._header) < MAX_HEADER:
             return
         header, self._header = self._header, None
-        is_whole, text = id == self._tags.header_end, self._tokenizer.decode(header)
-        self.thinking = is_whole and self._tags.format.thinking_header in text
+        is_whole, text = id == self._format.header_end, self._tokenizer.decode(header)
+        self.thinking = is_whole and self._format.thinking_header in text
         self._reader.position = len(self.buffer)
         if not (is_whole or self.ended):  # it is none
             self._reader.position -= len(header)

@@ -7,9 +7,9 @@ from math import isnan
 from stepspec.engines.protocol import Verification
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import JudgedStepRecord, StepRecord, Trace
+from stepspec.loop.commit import agreed_prefix
 from stepspec.loop.judge import Decision, Evidence, Judge
 from stepspec.loop.policy import Policy
-from stepspec.loop.request import agreed_prefix
 from stepspec.loop.step import Proposal, Step
 
 SETTINGS_OF_DECISIONS = ("threshold", "reject_below")

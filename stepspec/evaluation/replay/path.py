@@ -20,7 +20,8 @@ from stepspec.evaluation.replay.decisions import scores_of
 from stepspec.evaluation.replay.recordings import Recording, Recordings
 from stepspec.evaluation.replay.totals import Replayed, departures, replay, replayable
 from stepspec.loop.judge import Judge, ThresholdJudge
-from stepspec.loop.policy import Policy, SalvageTable, with_threshold
+from stepspec.loop.policy import Policy, with_threshold
+from stepspec.loop.policy_tables import SalvageTable
 
 ACCEPTED = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 """Shares of the recorded steps that the tried thresholds accept."""

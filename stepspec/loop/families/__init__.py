@@ -6,34 +6,43 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field, create_model
 
 from stepspec.base.file_model import FileModel
-from stepspec.loop.families.alone import AloneTable, alone
+from stepspec.loop.families.alone import AloneTable, DraftAloneTable, alone
 from stepspec.loop.families.alternate import AlternateTable, alternate
 from stepspec.loop.families.compare import CompareTable, compare
 from stepspec.loop.families.route import RouteTable, route
 from stepspec.loop.families.score import ScoreTable, score
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
+from stepspec.loop.step_loop import StepLoop
 
 
 class FamilyCode(NamedTuple):
     """A family's function, which writes steps until a single writer finishes the text, and its table."""
 
-    run: Callable[[Request, Any], Awaitable[None]]
+    run: Callable[[StepLoop, Any], Awaitable[None]]
     table: type[FamilyTable]
 
 
 FAMILIES: Mapping[str, FamilyCode] = {
     "target": FamilyCode(alone, AloneTable),
-    "draft": FamilyCode(alone, AloneTable),
+    "draft": FamilyCode(alone, DraftAloneTable),
     "score": FamilyCode(score, ScoreTable),
     "compare": FamilyCode(compare, CompareTable),
     "route": FamilyCode(route, RouteTable),
     "alternate": FamilyCode(alternate, AlternateTable),
 }
 
+
+def family_of(table: FamilyTable) -> Callable[[StepLoop, Any], Awaitable[None]]:
+    """Return the function of the family that a table is of."""
+    return next(code.run for code in FAMILIES.values() if code.table is type(table))
+
+
 if TYPE_CHECKING:
     Family = str
-    FamilyTables = FileModel
+
+    class FamilyTables(FileModel):
+        """The tables of the families."""
+
 else:
     Family = Literal[tuple(FAMILIES)]
     FamilyTables = create_model(

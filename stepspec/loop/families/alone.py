@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
+from stepspec.loop.step_loop import StepLoop
 
 
 class AloneTable(FamilyTable):
@@ -12,6 +12,12 @@ class AloneTable(FamilyTable):
     speculates: ClassVar[bool] = False
 
 
-async def alone(request: Request, table: AloneTable) -> None:
+class DraftAloneTable(AloneTable):
+    """No settings."""
+
+    draft_alone: ClassVar[bool] = True
+
+
+async def alone(loop: StepLoop, table: AloneTable) -> None:
     """Let the target or the draft write everything, the baseline of all other families."""
-    await request.write_rest()
+    await loop.finish()

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
+from stepspec.loop.step_loop import StepLoop
 
 
 class AlternateTable(FamilyTable):
@@ -13,11 +13,12 @@ class AlternateTable(FamilyTable):
     """The target writes the first of every so many steps, and the draft the others."""
 
 
-async def alternate(request: Request, table: AlternateTable) -> None:
+async def alternate(loop: StepLoop, table: AlternateTable) -> None:
     """The target writes every so many steps: the control for family `route`, which should be more accurate at the same
     share of the target's tokens. The target also writes the step after two equal ones, and what the draft cannot."""
-    while await request.speculates():
-        if request.is_stuck or len(request.transcript.steps) % table.period == 0:
-            await request.write_step()
-        elif not await request.finish_step():
+    transcript = loop.request.transcript
+    while await loop.reach_proposal():
+        if transcript.is_stuck or len(transcript.steps) % table.period == 0:
+            await loop.committer.write_step()
+        elif not await loop.turns.finish_step():
             return

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.lookahead import Lookahead, LookaheadPosition, StepComparison
-from stepspec.loop.request import Request
+from stepspec.loop.step_loop import StepLoop
 
 MAX_PLACES = 64
 """Most places at which the target writes a step in one round."""
@@ -42,7 +42,7 @@ class CompareTable(FamilyTable):
         return self
 
 
-async def compare(request: Request, table: CompareTable) -> None:
+async def compare(loop: StepLoop, table: CompareTable) -> None:
     """Lookahead Reasoning (arXiv:2506.19830, section 3): the longest run of draft steps that mean the same as the
     target's own is accepted, and the target's own step follows it.
 
@@ -54,8 +54,8 @@ async def compare(request: Request, table: CompareTable) -> None:
     reached its longest length, is never accepted; the target continues alone once too much was wasted, or if the draft
     is slower.
     """
-    while await request.speculates():
-        async with Lookahead(request, table.width) as ahead:
+    while await loop.reach_proposal():
+        async with Lookahead(loop, table.width) as ahead:
             path = list[StepComparison]()
             branches = ahead.look(LookaheadPosition(), table.depth)
             while branches is not None:
@@ -65,7 +65,7 @@ async def compare(request: Request, table: CompareTable) -> None:
                 path.append(StepComparison(own))
                 for draft, following in branches.drafts:
                     step = await ahead.wait_for_draft(branches, draft)
-                    if step is not None and await ahead.same(branches.place, step, path[-1]):
+                    if step is not None and await ahead.compare(branches.place, step, path[-1]):
                         ahead.drop(other for other in branches.tasks if other is not following)
                         branches = await ahead.wait("draft", following)
                         break

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from stepspec.engines.protocol import Ability
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
 from stepspec.loop.step import Proposal
+from stepspec.loop.step_loop import StepLoop
 
 
 class RouteTable(FamilyTable):
@@ -40,7 +40,7 @@ class RouteTable(FamilyTable):
         return self
 
 
-async def route(request: Request, table: RouteTable) -> None:
+async def route(loop: StepLoop, table: RouteTable) -> None:
     """GlimpRouter (arXiv:2601.05110, section 3): the draft writes the first token of a step, and its entropy decides
     which of the two models writes the step.
 
@@ -53,16 +53,16 @@ async def route(request: Request, table: RouteTable) -> None:
     itself is aborted, and too much waste ends the speculation. Words are looked for in the draft's opening alone.
     """
     router = Words(table) if table.signal == "words" else Entropy(table)
-    while await request.speculates():
-        opening = await request.glance(router.num_opening_tokens)
+    while await loop.reach_proposal():
+        opening = await loop.draft.more(router.num_opening_tokens)
         if opening is None:
             return
-        num_target = request.longest_step if request.is_stuck else router.target_tokens(opening)
+        num_target = WHOLE_STEP if loop.request.transcript.is_stuck else router.target_tokens(opening)
         if num_target:
-            await request.take_over(opening, num_target, router.asks())
+            await loop.turns.take_over(opening, num_target, router.asks())
         else:
-            await request.keep(opening)
-        if not await request.finish_step():
+            await loop.turns.keep(opening)
+        if not await loop.turns.finish_step():
             return
 
 

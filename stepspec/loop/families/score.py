@@ -5,9 +5,9 @@ from typing import ClassVar, cast
 
 from pydantic import Field, model_validator
 
-from stepspec.loop.chain import Proposing, judge_chain, propose_chain
+from stepspec.loop.chain import Proposing, propose_chain
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
+from stepspec.loop.step_loop import StepLoop
 
 
 class ScoreTable(FamilyTable):
@@ -53,7 +53,7 @@ class ScoreTable(FamilyTable):
         return max(self.candidates, self.depth)
 
 
-async def score(request: Request, table: ScoreTable) -> None:
+async def score(loop: StepLoop, table: ScoreTable) -> None:
     """SpecReason (arXiv:2504.07891, section 3): the target judges every step of the draft and writes the rejected ones.
     RSD (arXiv:2501.19324, section 3): a process reward model judges them.
 
@@ -63,17 +63,17 @@ async def score(request: Request, table: ScoreTable) -> None:
     speculation, only the target ends the thinking, and it writes the answer.
     """
     works = True
-    proposing = Proposing.fitted(request, table.depth, answer=table.draft_answer)
-    while works and await request.speculates():
+    proposing = Proposing.fitted(loop.request, table.depth, answer=table.draft_answer)
+    while works and await loop.reach_proposal():
         works = False
         if table.candidates > 1:
-            judged = request.judge(await request.propose(table.candidates))
+            judged = loop.reviewer.best(await loop.draft.siblings(table.candidates))
         else:
-            judged = judge_chain(request, await propose_chain(request, proposing))
+            judged = loop.reviewer.chain(await propose_chain(loop.request, loop.draft, proposing))
         async for step in judged:
             works = True
             if step.accepted:
-                request.accept(step)
+                loop.committer.accept(step)
             else:
-                await request.replace(step)
-    await request.complete_step()
+                await loop.committer.replace(step)
+    await loop.complete_step()

@@ -1,0 +1,141 @@
+"""What the loop reads of a policy: where steps end, how they are judged and salvaged, and how tokens are drafted."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict, field_validator, model_validator
+
+from stepspec.base.file_model import FileModel, number_or_auto
+from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterChoice, Drafting, Tokenizer
+from stepspec.loop.family import FamilyTable
+from stepspec.loop.judge import AnyJudge, Panel
+
+
+class StepTable(FileModel):
+    """Where a step ends."""
+
+    delimiter: str = Field(default="\n\n", min_length=1)
+    """Text that ends a step."""
+    max_step_tokens: int = Field(default=512, ge=1)
+    """Longest step, in tokens."""
+    draft_deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds for the draft to write a step. A slower draft is not used for the rest of the request. With
+    `max_overhead` the limit is lower where the target itself is faster."""
+    judge_deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step."""
+    abort_entropy: float | None = Field(default=None, gt=0)
+    """Rejects a draft step whose last 16 tokens have a mean entropy above this, in nats, and aborts it where the draft
+    delivers it in chunks."""
+
+
+class TokenTable(FileModel):
+    """Token-level speculation inside the target's own writing. Exact unless `tolerance` is above 0."""
+
+    drafter: DrafterChoice = "none"
+    """The drafter. `auto` selects the draft model if the target's engine can draft with it, else the engine's built-in
+    speculation, else prompt lookup."""
+    num_tokens: int | Literal["auto"] = "auto"
+    """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
+    tolerance: float = Field(default=0.0, ge=0, le=1)
+    """Above 0, also accepts drafted tokens that are merely typical of the target (arXiv:2401.10774). Not exact."""
+    hint: bool = True
+    """Whether lookup drafters draft from what is left of a rejected step when the target writes in its place."""
+    archive: str = ""
+    """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
+    to block."""
+
+    @model_validator(mode="after")
+    def _archive_of_suffix(self) -> "TokenTable":
+        if self.archive and self.drafter != "suffix":
+            raise ValueError(f"only the drafter 'suffix' has an archive of past outputs, not {self.drafter!r}")
+        return self
+
+    @field_validator("num_tokens", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        return number_or_auto(value, MAX_DRAFTED)
+
+    @property
+    def drafting(self) -> Drafting:
+        """The table as the engine's `Drafting`. `session.fit_policy` must have replaced "auto" first."""
+        assert self.drafter != "auto", "the policy was not fitted to its models"
+        num_tokens = None if self.num_tokens == "auto" else self.num_tokens
+        return Drafting(self.drafter, num_tokens, self.tolerance, self.archive)
+
+
+class SalvageTable(FileModel):
+    """Which part of a rejected step to keep."""
+
+    min_logprob: float = Field(default=0.0, le=0)
+    """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
+    under the target, in nats. At 0 only the target's own choices count."""
+    redraft: bool = False
+    """Whether the draft goes on behind that prefix and the target's own next token, and is judged again. By default the
+    target writes the rest of the step."""
+
+    def with_min_logprob(self, min_logprob: float) -> "SalvageTable":
+        """Return the table with another bound."""
+        return self.model_copy(update={"min_logprob": min_logprob})
+
+
+class PolicyTables(FileModel):
+    """The settings of a policy that all families share."""
+
+    first_target_steps: int = Field(default=0, ge=0)
+    """Steps that the target writes before the draft proposes any."""
+    salvage: SalvageTable | None = None
+    """Keeps the prefix of a rejected step that the target agrees with, and regenerates only the rest."""
+    step: StepTable = StepTable()
+    """Where a step ends."""
+    token: TokenTable = TokenTable()
+    """Token-level speculation inside what the target writes."""
+    judging: Literal["all", "cascade"] = "all"
+    """`all` asks every judge: a step needs an acceptance and no rejection. `cascade` asks the judges in order, and the
+    first one that accepts or rejects decides."""
+    judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
+    """The judges of a step. Those that ask the target share one pass of it."""
+
+    @property
+    def settings(self) -> FamilyTable:
+        """Settings of the family."""
+        raise NotImplementedError
+
+    @property
+    def token_level_exact(self) -> bool:
+        """Whether the target's own text follows the target's distribution."""
+        return self.token.tolerance == 0
+
+    @property
+    def step_level_exact(self) -> bool:
+        """Whether only steps that the target would have written itself are kept of the draft's."""
+        decides = [judge.exact for judge in self.judges]
+        exact = all(decides) if self.judging == "cascade" else any(decides)
+        return exact and (self.salvage is None or self.salvage.min_logprob == 0)
+
+    def panel(self, tokenizer: Tokenizer) -> Panel:
+        """Return the judges, ready to be asked.
+
+        Raises:
+            ModelError: a judge does not work with the target's tokenizer.
+        """
+        return Panel(self.judges, tokenizer, cascade=self.judging == "cascade", deadline_s=self.step.judge_deadline_s)
+
+    @property
+    def waste(self) -> tuple[int, int]:
+        """The arguments of `Ledger.may_waste`."""
+        return self.step.max_step_tokens, self.settings.waste_rate
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the policy needs the target's log-probs of a proposed step's tokens."""
+        return self.salvage is not None or any("scores" in judge.needs for judge in self.judges)
+
+    @property
+    def needs_draft_logprobs(self) -> bool:
+        """Whether a judge or the family needs the draft's log-probs or entropies."""
+        return bool(self.draft_needs)
+
+    @property
+    def draft_needs(self) -> frozenset[Ability]:
+        """Abilities that the draft needs."""
+        needs = frozenset[Ability]({"entropies"} if self.step.abort_entropy is not None else ())
+        return needs.union(self.settings.draft_needs, *(judge.draft_needs for judge in self.judges))

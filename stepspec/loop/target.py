@@ -1,0 +1,223 @@
+"""What the target writes and reads."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Literal
+
+from stepspec.engines.protocol import Drafting, Generate, Probe, Stop, TokenChunk, Verification, Verify, collect
+from stepspec.errors import ContextError, EngineError
+from stepspec.loop.judge import Answer
+from stepspec.loop.limits import cut_off, has_passed
+from stepspec.loop.record import Fate
+from stepspec.loop.request import Request
+from stepspec.loop.step import Proposal
+from stepspec.loop.transcript import MAX_HEADER
+from stepspec.loop.writing_watch import WritingWatch
+
+
+class TargetWriter:
+    """Reads as the target, and writes as the target, or as the draft where the policy names it alone."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    # Reading
+
+    async def read(self, ids: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True) -> Verification:
+        """Return the target's pass over ids after the text, see `Verify`.
+
+        Raises:
+            TimeoutError: the deadline was reached.
+        """
+        request, record, costs = self._request, self._request.record, self._request.pace.costs
+        is_argmax = request.sampling.temperature == 0 and not request.is_edited
+        sampling = request.sampling if request.samples and not is_argmax else None
+        call = Verify(request.transcript.buffer, ids, probes, scores, sampling)
+        with record.time("judge"):
+            async with asyncio.timeout_at(request.limits.deadline):
+                reads_prompt, since = not record.has_read_prompt, time.perf_counter()
+                found = await request.target.verify(call)
+        seconds = time.perf_counter() - since
+        num_asked = sum(len(probe.ids) for probe in probes)
+        costs.read(max(1, len(request.transcript.buffer) - found.cached + len(ids) + num_asked), seconds)
+        if reads_prompt:
+            request.prompt_s += max(0.0, seconds - costs.pass_s(len(ids) + num_asked))
+        record.verified(found)
+        return found
+
+    async def ask(self, after: Sequence[int], probe: Probe) -> Answer:
+        """Ask the target a question after uncommitted ids."""
+        with self._request.record.time("judge"):
+            found = await self._request.target.verify(
+                Verify(self._request.transcript.buffer, after, [probe], scores=False)
+            )
+        self._request.record.verified(found, cached=False)
+        return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
+
+    # Writing a step
+
+    async def step_ahead(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
+        """Return a step of the target after uncommitted ids, uncounted. `ids` receives its ids as they arrive.
+
+        Raises:
+            ContextError: there is no room in the target's context.
+            TimeoutError: the deadline was reached.
+            EngineError: the target failed.
+        """
+        request, transcript = self._request, self._request.transcript
+        stop, drafting = transcript.rest_of_step(room, after), request.policy.token.drafting
+        call = Generate(transcript.buffer, request.sampling, stop, drafting, after=after)
+        with request.record.time("target"):
+            async with asyncio.timeout_at(request.limits.deadline):
+                chunk = await collect(request.target.generate(call), ids)
+        request.record.called(chunk, first=not after)
+        count = transcript.num_before_ending(chunk.written, after, whole=True)
+        text = request.tokenizer.decode(transcript.visible(chunk.ids[:count]))
+        return replace(Proposal.of(chunk, text), num_written=count)
+
+    async def rest_of_step(self, fate: Fate, hint: Sequence[int] = (), num_tokens: int | None = None) -> float:
+        """Finish the open step, or write `num_tokens` of it. `hint` holds ids that the target may write next.
+
+        Returns:
+            The seconds in which it waited for the caller to read. The engine may have gone on meanwhile, so what it
+            took is then not known.
+        """
+        request, transcript, record = self._request, self._request.transcript, self._request.record
+        record.begins_writing()
+        if transcript.step_is_over or request.limits.room <= 0:
+            return 0.0
+        room = request.limits.room if num_tokens is None else min(request.limits.room, num_tokens)
+        stop, table = transcript.rest_of_step(room), request.policy.token
+        call = Generate(transcript.buffer, request.sampling, stop, table.drafting, hint if table.hint else ())
+        num_before, chunk, watch = len(transcript.open_ids), TokenChunk(()), self._watch()
+        reads_prompt, since, waited_s = not record.has_read_prompt, time.perf_counter(), 0.0
+        async with aclosing(punctual(request.target.generate(call), request.limits.deadline)) as chunks:
+            while not request.answer.stopped:
+                try:
+                    with record.time("target"):
+                        watch.asks()
+                        following = await anext(chunks, None)
+                except ContextError:
+                    if not transcript.open_ids:
+                        raise
+                    break  # the salvaged tokens fill the context, so they are the entire step
+                if following is None:
+                    break
+                chunk = following
+                watch.got(len(chunk.ids))
+                record.generated(len(chunk.ids))
+                transcript.extend(chunk.ids)
+                record.emit(transcript.emit())
+                if paused_s := await record.wait_for_reader(request.limits.end):
+                    watch.pause(request.pace)
+                    waited_s += paused_s
+        watch.end(request.pace)
+        num_new = len(transcript.open_ids) - num_before
+        if fate == "regenerated" and not reads_prompt and not waited_s:
+            request.pace.regenerated(num_new, time.perf_counter() - since)
+        record.called(chunk)
+        record.written(num_new, fate)
+        return waited_s
+
+    def _watch(self, *, control: bool = False) -> WritingWatch:
+        return WritingWatch(reads_prompt=not self._request.record.has_read_prompt, control=control)
+
+    # Writing without speculation on steps
+
+    async def header(self) -> None:
+        """Write the header of a message, which decides whether the thinking goes on."""
+        request = self._request
+        assert request.thinking.header_end is not None
+        if request.limits.allow_more():
+            ends = request.answer_ends | {request.thinking.header_end}
+            await self._write(Stop(min(request.limits.room, MAX_HEADER), token_ids=ends))
+
+    async def rest(self, until: Callable[[], bool] = lambda: False) -> bool:
+        """Let a single writer finish the text: the draft if the policy names it alone, else the target.
+
+        Args:
+            until: is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
+
+        Returns:
+            Whether it was not stopped.
+        """
+        request, transcript, limits = self._request, self._request.transcript, self._request.limits
+        separate = limits.separate_answer and not request.thinking.steps_are_answer
+        thinking_alone = replace(transcript.end_of_thinking, max_tokens=max(1, limits.room))
+        if separate and transcript.thinking and limits.allow_more() and not await self._write(thinking_alone, until):
+            return False
+        thought = transcript.in_header or (transcript.thinking and not limits.allow_more())
+        if separate and thought and not has_passed(limits.end):
+            self._end_thinking()
+        goes_on = not transcript.ended and limits.allow_more()
+        stop = Stop(limits.room, token_ids=request.answer_ends) if goes_on else None
+        return stop is None or await self._write(stop, until, limits.json_schema)
+
+    def _end_thinking(self) -> None:
+        """Commit what is missing of the tags that end the thinking, in place of the target."""
+        request = self._request
+        ids = request.transcript.rest_of_ending[: max(0, request.ledger.remaining)]
+        request.record.generated(len(ids), "forced")
+        request.record.emit(request.transcript.end_thinking("target", len(ids)))
+
+    async def _write(
+        self, stop: Stop, until: Callable[[], bool] = lambda: False, json_schema: str | None = None
+    ) -> bool:
+        """Let a single writer write up to `stop`. Return False if `until` stopped it, which may leave a step open."""
+        request, transcript, record = self._request, self._request.transcript, self._request.record
+        draft = request.draft if request.policy.settings.draft_alone else None
+        writer: Literal["draft", "target"] = "draft" if draft else "target"
+        drafting = Drafting() if draft else request.policy.token.drafting
+        call = Generate(transcript.buffer, request.sampling, stop, drafting, json_schema=json_schema)
+        record.begins_writing(alone=True)
+        watch = self._watch(control=transcript.thinking)
+        async with aclosing(punctual((draft or request.target).generate(call), request.limits.deadline)) as chunks:
+            while not transcript.ended:
+                with record.time(writer):
+                    watch.asks()
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    break
+                if draft:
+                    record.drafted(len(chunk.ids))
+                    record.accepted(len(chunk.ids))
+                    record.draft_waited(chunk.queue_s)
+                else:
+                    watch.got(len(chunk.ids))
+                    record.generated(len(chunk.ids), "forced")
+                    record.called(chunk)
+                record.emit(transcript.write_on(chunk.ids, writer))
+                request.tell_committed()
+                if await record.wait_for_reader(request.limits.end):
+                    watch.pause(request.pace)
+                if not transcript.thinking:
+                    watch.thinking_ended(request.pace)
+                    request.pace.load.stops_asking(request)
+                watch.tell(request.pace)
+                if chunk.end is None and transcript.thinking and until():
+                    watch.end(request.pace)
+                    return False
+        watch.end(request.pace)
+        record.emit(transcript.finish(writer))
+        return True
+
+
+async def punctual(
+    chunks: AsyncGenerator[TokenChunk, None], deadline: float | None
+) -> AsyncGenerator[TokenChunk, None]:
+    """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
+    async with aclosing(chunks):
+        while True:
+            chunk = None
+            async with cut_off(deadline) as limit:
+                chunk = await anext(chunks, None)
+            if limit.expired():
+                return
+            if chunk is None:
+                raise EngineError("The engine ended a generation without a reason.")
+            yield chunk
+            if chunk.end is not None:
+                return

@@ -73,11 +73,11 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "test_controller.py": {
         "salvage": ("if not own_choice and logprobs[index] < min_logprob:", "if logprobs[index] < min_logprob:"),
         "end-tag": (
-            "confirmed = proposal.tag is not None and proposal.tag == chosen",
-            "confirmed = proposal.tag is not None",
+            "proposal.ids if proposal.tag is not None and proposal.tag == chosen else",
+            "proposal.ids if proposal.tag is not None else",
         ),
         "repeated-step": ("proposal.text.strip() == before.strip(), ", "proposal.text == before, "),
-        "rejected-count": ("rejected=len(proposal.ids) - len(accepted))", "rejected=0)"),
+        "rejected-count": ("num_rejected = len(proposal.ids) - len(accepted)", "num_rejected = 0"),
     },
     "test_ledger.py": {
         "waste": (
@@ -96,7 +96,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "test_thinking.py::test_a_tool_call_ends_the_thinking": {
-        "implicit-end": ("or id not in self._tags.ends else", "or id != self._tags.end else"),
+        "implicit-end": ('"thinking" if id in self._ends else', '"thinking" if id == self.end else'),
     },
     "test_thinking.py::test_a_tag_inside_an_earlier_answer_is_text_and_reasoning_that_is_given_stays": {
         "earlier-thinking": ("if opening and text.startswith(opening) and ended:", "if ended:"),

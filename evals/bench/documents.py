@@ -44,15 +44,15 @@ from stepspec.evaluation.report.cells import count, joined, percent_with_interva
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
-from stepspec.loop import policy
+from stepspec.loop import policy, policy_tables
 from stepspec.loop.families import FAMILIES, FamilyTables
 from stepspec.loop.judge import find_judge, shipped_judges
 
 TABLES: Mapping[str, type[FileModel]] = {
     "At the top of the file": policy.Policy,
-    "`[step]`": policy.StepTable,
-    "`[token]`": policy.TokenTable,
-    "`[salvage]`": policy.SalvageTable,
+    "`[step]`": policy_tables.StepTable,
+    "`[token]`": policy_tables.TokenTable,
+    "`[salvage]`": policy_tables.SalvageTable,
     "`[[temperatures]]`": policy.TemperatureTable,
     "`[[fallbacks]]`": policy.FallbackTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},

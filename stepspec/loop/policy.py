@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError, model_validator
 
-from stepspec.base.file_model import FileModel, Version, load_toml
+from stepspec.base.file_model import FileModel, load_toml
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
@@ -50,12 +50,6 @@ class FallbackTable(FileModel):
 class Policy(FamilyTables, PolicyTables):
     """One policy file. `family` selects who writes."""
 
-    version: Version
-    """Version of the file format: 1."""
-    summary: str
-    """One line for `stepspec policies` and reports."""
-    paper: str | None = None
-    """The paper that the policy follows."""
     family: Family
     """Who writes the steps."""
     certificate: Certificate | None = None

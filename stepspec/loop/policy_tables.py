@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
 
-from stepspec.base.file_model import FileModel, number_or_auto
+from stepspec.base.file_model import FileModel, Version, number_or_auto
 from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterChoice, Drafting, Tokenizer
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.judge import AnyJudge, Panel
@@ -80,6 +80,14 @@ class SalvageTable(FileModel):
 class PolicyTables(FileModel):
     """The settings of a policy that all families share."""
 
+    version: Version
+    """Version of the file format: 1."""
+    summary: str
+    """One line for `stepspec policies` and reports."""
+    paper: str | None = None
+    """The paper that the policy follows."""
+    family: str
+    """Who writes the steps."""
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None

@@ -233,46 +233,16 @@ async def test_however_sure_the_draft_is_the_target_decides_about_the_end() -> N
     assert (counts.accepted, counts.rejected, counts.abandoned) == (4 + 1 + 5, 1, 5)
 
 
-def reading_again(
-    *opinions: Opinion | str, writes: tuple[str, ...] = (), temperature: float = 0.0, **score: Any
-) -> Stage:
-    """Return a stage whose target, a server, reads its whole text again for scores and choices."""
+async def test_a_server_that_reads_its_whole_text_for_scores_judges_one_step_at_a_time_and_answers() -> None:
     rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
-    policy = chains(1, rating, score={"draft_answer": True, **score})
-    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, writes, temperature=temperature)
+    policy = chains(1, rating, score={"draft_answer": True, "depth": 3})
+    stage = Stage(policy, [ONE, TWO, END, ANSWER], [ONE, TWO, END], [ANSWER])
     stage.target.abilities -= {"cached scores", "samples"}
-    return stage
-
-
-async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer() -> None:
-    stage = reading_again(ONE, TWO, END + ANSWER, depth=3)
     play = await stage.play()
-    prompts = [PROMPT, PROMPT + ONE, PROMPT + ONE + TWO, PROMPT + ONE + TWO + END]
-    assert [call.prompt for call in stage.draft.calls] == prompts
-    assert [call.continuation for call in stage.target.calls] == [ONE, TWO, END + ANSWER]
+    assert [call.prompt for call in stage.draft.calls] == [PROMPT, PROMPT + ONE, PROMPT + ONE + TWO]
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]
     assert play.result.answer == "So 9."
     assert play.result.counts.abandoned == 0
-
-
-async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.loop.pace.MAX_REREAD", 64)
-    stage = reading_again(ONE, TWO, END, writes=(ANSWER,))
-    play = await stage.play()
-    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]
-    assert (len(stage.draft.calls), play.result.answer) == (3, "So 9.")
-
-
-async def test_an_answer_that_the_draft_may_not_write_says_nothing_about_reading_again() -> None:
-    stage = reading_again(ONE, TWO, END, writes=(ANSWER,), temperature=0.6)
-    stage.request.pace.generated(100, 5.0)
-    await stage.play()
-    assert stage.request.pace.rereads(200)
-
-
-async def test_a_server_that_cannot_read_again_writes_the_answer() -> None:
-    play = await reading_again(ONE, TWO, Opinion(fails=EngineError("out of memory")), END, writes=(ANSWER,)).play()
-    assert play.result.answer == "So 9."
-    assert (play.result.counts.accepted, play.result.counts.rejected) == (4 + 5 + 1, 5)
 
 
 @pytest.mark.parametrize(
@@ -640,27 +610,6 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
     assert pace.why == "another request tries the draft"
     pace.costs.drafted(10, 0.1)
     assert pace.speculates("e")
-
-
-def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_and_then() -> None:
-    pace = StepPace()
-    assert [pace.rereads(num_tokens) for num_tokens in (256, 257)] == [True, False]
-    pace.generated(100, 5.0)  # 50 ms a token
-    pace.reread(11, 0.5)
-    assert pace.rereads(200)
-    pace.reread(0, 0.5)
-    assert [pace.rereads(200) for _ in range(4)] == [False, True, False, True]
-    pace.reread(0, 0.5)
-    assert [pace.rereads(200) for _ in range(4)] == [False, False, False, True]
-    for _ in range(9):
-        pace.reread(0, 0.5)
-    assert sum(pace.rereads(200) for _ in range(640)) == 10
-    for _ in range(40):
-        pace.reread(30, 0.5)
-    assert pace.rereads(200)
-    pace.reread(0, 99.0)
-    pace.forget()
-    assert pace.rereads(200)
 
 
 @pytest.fixture(scope="module")

@@ -22,20 +22,11 @@ class Chain:
         steps: steps, each after the last one. Only the last one may have a tag that ends it.
         answer: ids after that tag.
         seconds: what it took to write them.
-        answer_s: what it took to write the answer, where the target reads the whole text again to check it; else None.
     """
 
     steps: Sequence[Proposal] = ()
     answer: Sequence[int] = ()
     seconds: float = 0.0
-    answer_s: float | None = None
-    goes_on: bool = False
-    """Whether the draft can write another step after it."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The ids of all steps."""
-        return [id for step in self.steps for id in step.ids]
 
     def next_id(self, number: int) -> int | None:
         """Return the first id after a step, its own tag included; None if there is none."""
@@ -56,25 +47,20 @@ class Proposing:
     Attributes:
         depth: most steps of a chain.
         answer: whether the draft goes on with the answer after a step that ends the thinking.
-            rereads: whether the target reads the whole text again to check an answer of the draft.
     """
 
     depth: int = 1
     answer: bool = False
-    rereads: bool = False
 
     @classmethod
     def fitted(cls, request: Request, depth: int, *, answer: bool) -> "Proposing":
-        """Return what is possible for a request. A recording wants the costs of every step, and a target that would
-        read the whole text again for its choices alone is asked for them only to check an answer."""
+        """Return what is possible for a request: single steps for a recording, which wants the costs of each, and for a
+        target that would read the whole text again for its choices alone."""
         if request.judged_steps is not None:
             return cls()
-        abilities, scores = request.target.abilities, request.policy.needs_scores
-        if "choices" not in abilities:
-            return cls()
-        if scores or "cached scores" in abilities:
-            return cls(depth, answer)
-        return cls(answer=answer, rereads=True)
+        abilities = request.target.abilities
+        reads_anyway = request.policy.needs_scores or "cached scores" in abilities
+        return cls(depth, answer) if "choices" in abilities and reads_anyway else cls()
 
 
 class DraftFront:
@@ -111,7 +97,7 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
     started, front = time.perf_counter(), DraftFront(request)
     request.pace.tries(request)
     most = 1 if request.transcript.open_ids else table.depth  # the rest of a step has less room than a whole one
-    chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
+    chain, answer, goes_on = list[Proposal](), list[int](), True
     try:
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
             proposal = await draft.step(after=front.uncommitted, index=front.num_steps)
@@ -125,7 +111,7 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
             goes_on = proposal.end == "delimiter" and not is_hopeless(request, proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
-        asks = not table.rereads and (not request.draft_is_far or request.pace.costs.asks_for_end())
+        asks = not request.draft_is_far or request.pace.costs.asks_for_end()
         if table.answer and chain and goes_on and asks:
             tag = await _draft_tag(request, draft, front.uncommitted)
             if tag is not None:
@@ -136,14 +122,11 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
         ends = tag is not None and tag == request.thinking.end
         request.pace.costs.proposed(ends=ends)
         if table.answer and ends and _may_answer(request, front.uncommitted):
-            num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
-            if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
-                await _draft_answer(request, draft, front.uncommitted, answer)
-                answer_s = time.perf_counter() - since if table.rereads else None
+            await _draft_answer(request, draft, front.uncommitted, answer)
     except asyncio.CancelledError:
         request.record.abandoned(sum(len(step.ids) for step in chain))
         raise
-    return Chain(chain, answer, time.perf_counter() - started, answer_s, bool(chain) and goes_on)
+    return Chain(chain, answer, time.perf_counter() - started)
 
 
 async def _draft_tag(request: Request, draft: DraftWriter, after: Sequence[int]) -> Proposal | None:

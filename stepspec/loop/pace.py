@@ -34,11 +34,6 @@ PATIENCE, MIN_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 READ_TOKENS = 16
 """Tokens that a draft may read in the time in which it may write one."""
-MAX_REREAD = 256
-"""Longest text that a target reads again to check an answer of the draft. A server may need memory for the logits of
-all its tokens; vLLM keeps as much free for the sampling of 256 requests."""
-MAX_REST = 64
-"""Most answers that the target writes before the draft's is checked once more, where that cost more than it saved."""
 
 
 class ControlSpeed:
@@ -171,7 +166,6 @@ class StepPace:
     def forget(self) -> None:
         """Drop what was learned from texts, such as the share of accepted steps. The costs are preserved."""
         self.costs.forget()
-        self._saved_s, self._num_rested, self._rest = Mean(), 0, 1  # of answers that a text was read again for
 
     @contextmanager
     def request(self, request: Hashable) -> Generator[None]:
@@ -188,13 +182,6 @@ class StepPace:
     def tries(self, request: Hashable) -> None:
         """Note that the draft begins a chain for a request."""
         self._begun[request] = self._clock()
-
-    def reread(self, num_kept: int, seconds: float) -> None:
-        """Note what drafting an answer and reading the whole text again to check it took, and how many tokens the
-        target did not have to write."""
-        if self._target.is_known:
-            self._saved_s.note(num_kept * self._target.token_s - seconds)
-            self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MAX_REST)
 
     def generated(self, num_tokens: int, seconds: float, *, control: bool = False) -> None:
         """Note that the target has generated tokens.
@@ -302,16 +289,6 @@ class StepPace:
             self._begun[request] = self._clock()
         self.load.skips(request)
         return speculates
-
-    def rereads(self, num_tokens: int) -> bool:
-        """Return whether the target should read a whole text again to check an answer of the draft. If that has cost
-        more than it saved, it does so now and then."""
-        if num_tokens > MAX_REREAD:
-            return False
-        if self._saved_s.value >= 0:
-            return True
-        self._num_rested = (self._num_rested + 1) % self._rest
-        return not self._num_rested
 
     def continues(self, num_tokens: int) -> bool:
         """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by

@@ -123,26 +123,19 @@ class Reviewer:
                 break
         ended = not (transcript.thinking or transcript.ended)
         ended = ended and transcript.last_id == chain.steps[-1].tag  # the answer was read after the draft's own tag
-        num_kept = 0
         if shared and ended and judged is not None and judged.accepted and number + 1 == len(chain.steps):
-            num_kept = self._keep_answer(chain.answer, shared.answer_choices)
+            self._keep_answer(chain.answer, shared.answer_choices)
         else:
             record.abandoned(chain.num_after(number))
-        if chain.answer_s is not None and judged is not None:
-            read_s = judged.seconds if shared and shared.was_made else 0.0
-            request.pace.reread(num_kept, chain.answer_s + read_s)
         request.pace.ended(request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s), request)
         request.prompt_s = 0.0  # the target alone would have read the prompt too
 
-    def _keep_answer(self, answer: Sequence[int], own: Sequence[int]) -> int:
+    def _keep_answer(self, answer: Sequence[int], own: Sequence[int]) -> None:
         """Commit the beginning of the draft's answer that is the target's own, and the target's token after it.
 
         Args:
             answer: the draft's ids.
             own: the target's own choice at each place of the answer, and after it.
-
-        Returns:
-            The number of committed tokens.
         """
         request = self._request
         num_kept = [*map(int.__eq__, answer, own), False].index(False)
@@ -153,7 +146,6 @@ class Reviewer:
             kept.append(own[num_kept])
         if kept:
             request.record.emit(request.transcript.write_on(kept, "target"))
-        return len(kept)
 
     async def judge(self, proposal: Proposal, chain: ChainPass | None = None, number: int = 0) -> Judged | None:
         """Judge a step, of a chain where it has a pass. None if the target cannot read it before the deadline."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from stepspec.engines.protocol import Probe, Verification
-from stepspec.errors import ContextError, EngineError
+from stepspec.errors import ContextError
 from stepspec.loop.chain import Chain
 from stepspec.loop.step import Proposal
 from stepspec.loop.target import TargetWriter
@@ -27,7 +27,6 @@ class ChainPass:
         self._probes: tuple[Probe, ...] = ()
         self._seen: Verification | None = None
         self._first = 0
-        self._is_optional = chain.answer_s is not None
         self._failed = False
 
     async def read(self, number: int, probes: Sequence[Probe]) -> Verification | None:
@@ -47,10 +46,6 @@ class ChainPass:
                 self._seen = await self._read(self._ids[begin:], asked)
             except ContextError:  # a single step may still fit
                 self._failed = True
-            except EngineError:
-                if not self._is_optional:
-                    raise
-                self._failed = True
         seen = self._seen
         if seen is None or not set(probes) <= set(self._probes):
             return None
@@ -64,11 +59,6 @@ class ChainPass:
             probe_logprobs=tuple(seen.probe_logprobs[place] for place in places) if seen.probe_logprobs else (),
             probe_choices=tuple(seen.probe_choices[place] for place in places),
         )
-
-    @property
-    def was_made(self) -> bool:
-        """Whether the target was asked, with success or not."""
-        return self._failed or self._seen is not None
 
     @property
     def answer_choices(self) -> Sequence[int]:

@@ -563,13 +563,7 @@ async def test_a_caller_that_reads_slowly_says_nothing_about_the_models(monkeypa
     answer = Reply("Six " * 12 + "<|end|>", chunk_size=1)
     stage = Stage(score(), [ONE, END], [Opinion(rating="0"), END], [rewritten, answer])
     noted = list[float]()
-
-    def note(*values: float, **_: Any) -> None:
-        noted.append(values[-1])
-
-    pace = stage.request.pace
-    for place, name in ((pace, "generated"), (pace, "regenerated")):
-        monkeypatch.setattr(place, name, note)
+    monkeypatch.setattr(stage.request.choice, "_count", lambda num_tokens, seconds: noted.append(seconds))
     async with aclosing(stage.events()) as events:
         async for _ in events:
             await asyncio.sleep(0.05)

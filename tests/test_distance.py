@@ -51,9 +51,9 @@ async def test_a_far_draft_is_asked_for_the_end_where_that_saves_more_than_a_way
     asked = draft_s < 0.1
     drafted, opinions, _ = script() if asked else ([ONE, TWO, END, ANSWER], [ONE, TWO, END + ANSWER], [])
     stage = Stage(chains(draft_answer=True), drafted, opinions, draft_kind=FarEngine)
-    stage.request.pace.costs = measured(draft_s=draft_s, pass_s=0.1)
-    stage.request.pace.costs.proposed(ends=True)
-    stage.request.pace.costs.proposed(ends=False)
+    stage.request.choice.costs = measured(draft_s=draft_s, pass_s=0.1)
+    stage.request.choice.costs.proposed(ends=True)
+    stage.request.choice.costs.proposed(ends=False)
     play = await stage.play()
     assert play.result.answer == "So 9."
     assert len(stage.draft.calls) == num_calls
@@ -72,8 +72,8 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
     opinions = ["Three nine five.\n\n", " ten.\n\n", END] if goes_on else ["Three nine five.\n\n", END]
     written = [ANSWER] if goes_on else [".\n\n", ANSWER]
     stage = Stage(policy, drafted, opinions, written, draft_kind=kind)
-    stage.request.pace.costs = measured(draft_s=draft_s, pass_s=0.001)
-    stage.request.pace.generated(64, 1.28)  # 20 ms a token
+    stage.request.choice.costs = measured(draft_s=draft_s, pass_s=0.001)
+    stage.request.choice._target_s.note(0.02, 64)
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("salvaged", "Three nine ten.\n\n" if goes_on else OTHER)]
 

@@ -21,11 +21,11 @@ from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
 from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Generate, TokenChunk, Verification, Verify
 from stepspec.errors import EngineError, StepSpecError
+from stepspec.loop.choice import StepChoice
 from stepspec.loop.counts import Times
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.families.route import CHECK_STEPS
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy
 from stepspec.loop.result import Done, Event
 from stepspec.loop.step import Step, StepCommitted
@@ -164,7 +164,7 @@ async def run(seed: int) -> str:
     step = {"max_step_tokens": rng.choice((4, 8, 64)), "draft_deadline_s": 0.03, "judge_deadline_s": 0.03}
     policy = Policy.model_validate({"version": 1, "summary": "a test", "step": step} | tables)
     stage = Stage(policy, max_tokens=rng.choice((1, 7, 30, 200)), temperature=rng.choice((0.0, 1.0)))
-    stage.request.pace = StepPace(policy.max_overhead)
+    stage.request.choice = StepChoice(policy.max_overhead)
     fault = rng.choice((0.0, 0.0, 0.05, 0.2))
     for engine in (stage.target, stage.draft):
         engine.__class__ = Erratic

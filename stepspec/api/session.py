@@ -40,12 +40,12 @@ from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
+from stepspec.loop.choice import StepChoice
 from stepspec.loop.controller import run
 from stepspec.loop.judge import Panel
 from stepspec.loop.ledger import Ledger, Role
 from stepspec.loop.limits import cut_off, end_of, has_passed
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
 from stepspec.loop.result import Done, Event, Result, TokenLogprob
@@ -162,7 +162,7 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
-            self._pace = StepPace(None if record else self.policy.max_overhead)
+            self._choice = StepChoice(None if record else self.policy.max_overhead)
             self._panels = {
                 bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
                 for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)
@@ -190,14 +190,14 @@ class StepSpec:
         await self.aclose()
 
     @property
-    def pace(self) -> StepPace:
+    def choice(self) -> StepChoice:
         """What the requests of the session have measured, and what follows from it."""
-        return self._pace
+        return self._choice
 
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
         for each in (self, *self._others.values()):
-            each.pace.forget()
+            each.choice.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
@@ -422,7 +422,7 @@ class StepSpec:
             prompt=encoded.prompt.ids,
             question=encoded.question,
             breaker=self.pair.breaker,
-            pace=self._pace,
+            choice=self._choice,
             options=options,
             json_schema=encoded.json_schema,
             call_opener=opener,

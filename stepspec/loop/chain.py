@@ -1,7 +1,6 @@
 """Chains of draft steps, each after the last one."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,12 +20,10 @@ class Chain:
     Attributes:
         steps: steps, each after the last one. Only the last one may have a tag that ends it.
         answer: ids after that tag.
-        seconds: what it took to write them.
     """
 
     steps: Sequence[Proposal] = ()
     answer: Sequence[int] = ()
-    seconds: float = 0.0
 
     def next_id(self, number: int) -> int | None:
         """Return the first id after a step, its own tag included; None if there is none."""
@@ -94,8 +91,8 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
         draft: writes the steps.
         table: what the draft may propose.
     """
-    started, front = time.perf_counter(), DraftFront(request)
-    request.pace.tries(request)
+    front = DraftFront(request)
+    request.choice.begins_chain(request)
     most = 1 if request.transcript.open_ids else table.depth  # the rest of a step has less room than a whole one
     chain, answer, goes_on = list[Proposal](), list[int](), True
     try:
@@ -107,11 +104,11 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
             if front.follows and not request.target_has(proposal.ids):
                 request.record.abandoned(len(proposal.ids))
                 break
-            request.pace.costs.drafted(len(proposal.ids), proposal.seconds)
+            request.choice.costs.drafted(len(proposal.ids), proposal.seconds)
             goes_on = proposal.end == "delimiter" and not is_hopeless(request, proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
-        asks = not request.draft_is_far or request.pace.costs.asks_for_end()
+        asks = not request.draft_is_far or request.choice.costs.asks_for_end()
         if table.answer and chain and goes_on and asks:
             tag = await _draft_tag(request, draft, front.uncommitted)
             if tag is not None:
@@ -120,13 +117,13 @@ async def propose_chain(request: Request, draft: DraftWriter, table: Proposing) 
                 front.add(tag)
         tag = chain[-1].tag if chain else None
         ends = tag is not None and tag == request.thinking.end
-        request.pace.costs.proposed(ends=ends)
+        request.choice.costs.proposed(ends=ends)
         if table.answer and ends and _may_answer(request, front.uncommitted):
             await _draft_answer(request, draft, front.uncommitted, answer)
     except asyncio.CancelledError:
         request.record.abandoned(sum(len(step.ids) for step in chain))
         raise
-    return Chain(chain, answer, time.perf_counter() - started)
+    return Chain(chain, answer)
 
 
 async def _draft_tag(request: Request, draft: DraftWriter, after: Sequence[int]) -> Proposal | None:

@@ -72,7 +72,7 @@ class Committer:
         hint, since = self._salvage(judged), time.perf_counter()
         num_salvaged = self.num_from_draft - num_before
         redrafts = salvage is not None and salvage.redraft and not judged.proposal.aborted
-        redrafts = redrafts and (not request.draft_is_far or request.pace.continues(len(hint)))
+        redrafts = redrafts and (not request.draft_is_far or request.choice.continues(len(hint)))
         if redrafts and len(transcript.open_ids) > num_open and not request.step_is_over and request.limits.room > 0:
             self._note(judged, num_salvaged)
             return
@@ -108,7 +108,6 @@ class Committer:
         free = (table is not None or judged.answers) and request.is_own_text and not transcript.step_is_over
         if free and seen is not None and seen.choices is not None and request.limits.room > 0:
             request.record.generated(1, "regenerated")
-            request.pace.regenerated(1, 0.0)
             transcript.extend([(*seen.choices, seen.next_choice)[num_kept]])
             return proposal.ids[num_kept + 1 :]
         return proposal.ids[num_kept:]

@@ -43,12 +43,12 @@ async def _work(request: Request) -> None:
     """Emit all events of a request."""
     loop, settings = StepLoop(request), request.policy.settings
     controller = request.record.time("controller")  # excludes nested timers: the engines' time
-    with request.spans.request(), request.pace.request(request), controller:
+    with request.spans.request(), request.choice.request(request), controller:
         request.limits.start()
         try:
             if not request.thinking.steps_are_answer or request.limits.json_schema is None:
                 await family_of(settings)(loop, settings)
-            request.pace.load.stops_asking(request)
+            request.choice.stops_asking(request)
             await loop.finish()
         except ContextError:
             if not request.num_written:

@@ -37,11 +37,6 @@ class Line:
         """Whether there is a pair."""
         return self._tokens.weight > 0
 
-    @property
-    def mean_s(self) -> float:
-        """Mean of the seconds; 0 without pairs."""
-        return self._seconds.value
-
     def at(self, num_tokens: float) -> float:
         """Return the seconds that some tokens take. Only after a first pair.
 

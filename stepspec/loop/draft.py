@@ -67,7 +67,7 @@ class DraftWriter:
             request.record.drafted(len(ids), abandoned=0 if proposal else len(ids))
         if proposal is None:
             if ids:  # else only short steps would count, and a long one never be waited for
-                request.pace.costs.step_tokens.note(len(ids))
+                request.choice.costs.step_tokens.note(len(ids))
             return None
         request.record.has_proposed = True
         request.record.proposed(since, index, len(proposal.ids))
@@ -122,7 +122,7 @@ class DraftWriter:
         try:
             with request.record.time("draft"):
                 num_before = len(buffer) + len(after)
-                patience = request.pace.patience_s(max(0, num_before - self._num_read)) or math.inf
+                patience = request.choice.patience_s(max(0, num_before - self._num_read)) or math.inf
                 patience = min(patience, policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(limits.deadline):
                     chunk = await collect(watch.until_hopeless(request.draft.generate(call)), ids)

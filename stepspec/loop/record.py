@@ -81,11 +81,6 @@ class RequestRecord:
         """Measure a block that waits for a role, see `Ledger.waiting`."""
         return self._ledger.waiting(role)
 
-    @property
-    def has_read_prompt(self) -> bool:
-        """Whether the target has read the prompt."""
-        return self._ledger.cached is not None
-
     # What the draft does
 
     def drafted(self, num_tokens: int, *, abandoned: int = 0) -> None:

@@ -13,11 +13,11 @@ from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Distant, Engine, Sampling, Stop
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.breaker import Breaker
+from stepspec.loop.choice import StepChoice
 from stepspec.loop.judge import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.limits import Limits
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.pace import StepPace
 from stepspec.loop.policy_tables import PolicyTables
 from stepspec.loop.record import RequestRecord
 from stepspec.loop.result import NotProposed
@@ -46,8 +46,8 @@ class Request:
     """Text of the last user turn, for the judges."""
     breaker: Breaker = field(default_factory=Breaker)
     """The draft's circuit breaker, shared by all requests."""
-    pace: StepPace = field(default_factory=StepPace)
-    """Chooses the length of chains, and whether steps are speculated on. Requests of one session share it."""
+    choice: StepChoice = field(default_factory=StepChoice)
+    """Chooses whether steps are speculated on. Requests of one session share it."""
     options: RequestOptions = RequestOptions()
     json_schema: InitVar[str | None] = None
     """See `Limits`, also for `call_opener`."""
@@ -88,8 +88,6 @@ class Request:
         """Whether a tool call has begun, which only the target writes."""
         self.not_proposed: NotProposed | None = None
         """Why the draft was not asked for its next step, or did not write it; None if it did."""
-        self.prompt_s = 0.0
-        """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
         self._num_told = 0
 
     @property
@@ -144,5 +142,5 @@ class Request:
 
     def tell_committed(self) -> None:
         """Tell the session how much was committed since the last time."""
-        self.pace.load.committed(self, self.num_written - self._num_told)
+        self.choice.committed(self, self.num_written - self._num_told)
         self._num_told = self.num_written

@@ -109,14 +109,13 @@ class Reviewer:
         """
         request, transcript, record = self._request, self._request.transcript, self._request.record
         shared = ChainPass(chain, self._target.read) if len(chain.steps) > 1 or chain.answer else None
-        seconds, accepted, number, judged = chain.seconds, request.ledger.num_accepted, 0, None
+        number, judged = 0, None
         for index, proposal in enumerate(chain.steps, len(transcript.steps)):
             record.emit([StepProposed(index, proposal.text, len(proposal.ids))])
         for number, proposal in enumerate(chain.steps):
             judged = await self.judge(proposal, shared, number)
             if judged is not None:
                 judged = replace(judged, next_id=chain.next_id(number))
-                seconds += judged.seconds
                 self._tell(judged, accepted=judged.accepted)
                 yield judged
             if judged is None or not judged.accepted or not transcript.thinking or request.only_target:
@@ -127,8 +126,7 @@ class Reviewer:
             self._keep_answer(chain.answer, shared.answer_choices)
         else:
             record.abandoned(chain.num_after(number))
-        request.pace.ended(request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s), request)
-        request.prompt_s = 0.0  # the target alone would have read the prompt too
+        request.choice.ends_chain(request)
 
     def _keep_answer(self, answer: Sequence[int], own: Sequence[int]) -> None:
         """Commit the beginning of the draft's answer that is the target's own, and the target's token after it.

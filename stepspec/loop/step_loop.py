@@ -43,17 +43,17 @@ class StepLoop:
         if transcript.in_header and not limits.separate_answer:
             await self.target.header()
         while transcript.thinking and request.draft is not None and limits.allow_more():
-            await request.record.wait_for_reader(limits.end)
+            await self.target.wait_for_reader()
             if request.only_target or not request.ledger.may_waste(*request.policy.waste):
                 request.not_proposed = "a tool call" if request.only_target else "too much was wasted"
                 return False
             if len(transcript.steps) < request.policy.first_target_steps:
                 await self.committer.write_step()
-            elif request.pace.speculates(request):
+            elif request.choice.speculates(request):
                 request.not_proposed = None
                 return True
             else:
-                request.not_proposed = request.pace.why
+                request.not_proposed = request.choice.why
                 await self.complete_step()  # which may open a tool call
                 if not request.only_target:
                     await self._pause()
@@ -73,7 +73,7 @@ class StepLoop:
         """Let the target write steps in one call until speculation pays again, and commit them."""
         request, transcript = self.request, self.request.transcript
         num_before = len(transcript.steps)
-        if await self.target.rest(until=partial(request.pace.speculates, request)):
+        if await self.target.rest(until=partial(request.choice.speculates, request)):
             self._close_rest()
         elif transcript.open_ids:
             await self.committer.write_step()

@@ -15,7 +15,6 @@ from stepspec.loop.record import Fate
 from stepspec.loop.request import Request
 from stepspec.loop.step import Proposal
 from stepspec.loop.transcript import MAX_HEADER
-from stepspec.loop.writing_watch import WritingWatch
 
 
 class TargetWriter:
@@ -32,19 +31,17 @@ class TargetWriter:
         Raises:
             TimeoutError: the deadline was reached.
         """
-        request, record, costs = self._request, self._request.record, self._request.pace.costs
+        request, record, costs = self._request, self._request.record, self._request.choice.costs
         is_argmax = request.sampling.temperature == 0 and not request.is_edited
         sampling = request.sampling if request.samples and not is_argmax else None
         call = Verify(request.transcript.buffer, ids, probes, scores, sampling)
         with record.time("judge"):
             async with asyncio.timeout_at(request.limits.deadline):
-                reads_prompt, since = not record.has_read_prompt, time.perf_counter()
+                since = time.perf_counter()
                 found = await request.target.verify(call)
         seconds = time.perf_counter() - since
         num_asked = sum(len(probe.ids) for probe in probes)
         costs.read(max(1, len(request.transcript.buffer) - found.cached + len(ids) + num_asked), seconds)
-        if reads_prompt:
-            request.prompt_s += max(0.0, seconds - costs.pass_s(len(ids) + num_asked))
         record.verified(found)
         return found
 
@@ -56,6 +53,13 @@ class TargetWriter:
             )
         self._request.record.verified(found, cached=False)
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
+
+    async def wait_for_reader(self) -> float:
+        """Wait while the caller has too many events to read. Return the seconds."""
+        request = self._request
+        seconds = await request.record.wait_for_reader(request.limits.end)
+        request.choice.pauses(request, seconds)
+        return seconds
 
     # Writing a step
 
@@ -92,13 +96,11 @@ class TargetWriter:
         room = request.limits.room if num_tokens is None else min(request.limits.room, num_tokens)
         stop, table = transcript.rest_of_step(room), request.policy.token
         call = Generate(transcript.buffer, request.sampling, stop, table.drafting, hint if table.hint else ())
-        num_before, chunk, watch = len(transcript.open_ids), TokenChunk(()), self._watch()
-        reads_prompt, since, waited_s = not record.has_read_prompt, time.perf_counter(), 0.0
+        num_before, chunk, waited_s = len(transcript.open_ids), TokenChunk(()), 0.0
         async with aclosing(punctual(request.target.generate(call), request.limits.deadline)) as chunks:
             while not request.answer.stopped:
                 try:
                     with record.time("target"):
-                        watch.asks()
                         following = await anext(chunks, None)
                 except ContextError:
                     if not transcript.open_ids:
@@ -107,23 +109,13 @@ class TargetWriter:
                 if following is None:
                     break
                 chunk = following
-                watch.got(len(chunk.ids))
                 record.generated(len(chunk.ids))
                 transcript.extend(chunk.ids)
                 record.emit(transcript.emit())
-                if paused_s := await record.wait_for_reader(request.limits.end):
-                    watch.pause(request.pace)
-                    waited_s += paused_s
-        watch.end(request.pace)
-        num_new = len(transcript.open_ids) - num_before
-        if fate == "regenerated" and not reads_prompt and not waited_s:
-            request.pace.regenerated(num_new, time.perf_counter() - since)
+                waited_s += await self.wait_for_reader()
         record.called(chunk)
-        record.written(num_new, fate)
+        record.written(len(transcript.open_ids) - num_before, fate)
         return waited_s
-
-    def _watch(self, *, control: bool = False) -> WritingWatch:
-        return WritingWatch(reads_prompt=not self._request.record.has_read_prompt, control=control)
 
     # Writing without speculation on steps
 
@@ -173,11 +165,9 @@ class TargetWriter:
         drafting = Drafting() if draft else request.policy.token.drafting
         call = Generate(transcript.buffer, request.sampling, stop, drafting, json_schema=json_schema)
         record.begins_writing(alone=True)
-        watch = self._watch(control=transcript.thinking)
         async with aclosing(punctual((draft or request.target).generate(call), request.limits.deadline)) as chunks:
             while not transcript.ended:
                 with record.time(writer):
-                    watch.asks()
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     break
@@ -186,21 +176,15 @@ class TargetWriter:
                     record.accepted(len(chunk.ids))
                     record.draft_waited(chunk.queue_s)
                 else:
-                    watch.got(len(chunk.ids))
                     record.generated(len(chunk.ids), "forced")
                     record.called(chunk)
                 record.emit(transcript.write_on(chunk.ids, writer))
                 request.tell_committed()
-                if await record.wait_for_reader(request.limits.end):
-                    watch.pause(request.pace)
+                await self.wait_for_reader()
                 if not transcript.thinking:
-                    watch.thinking_ended(request.pace)
-                    request.pace.load.stops_asking(request)
-                watch.tell(request.pace)
-                if chunk.end is None and transcript.thinking and until():
-                    watch.end(request.pace)
+                    request.choice.stops_asking(request)
+                elif chunk.end is None and until():
                     return False
-        watch.end(request.pace)
         record.emit(transcript.finish(writer))
         return True
 

@@ -22,9 +22,9 @@ class ScoreTable(FamilyTable):
     """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
     written itself."""
     max_overhead: float | None = Field(default=None, ge=0)
-    """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
-    it, the target writes until the draft may try again; so it does under load, where speculation was measured to give
-    all requests together fewer tokens per second. None for no limit; 0 never tries again once a loss was made."""
+    """Speculates on steps only where all requests of a session together were measured to get more tokens per second.
+    The slower way is tried again once its last trial has cost at most this share of the time since. None always
+    speculates; 0 never tries the slower way again."""
     candidates: int = Field(default=1, ge=1, le=16)
     """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
     highest score of the first judge that can accept is kept."""

@@ -26,7 +26,7 @@ def marks_answer(text: str, before: str) -> bool:
 
 
 class ThinkingBoundary(ABC):
-    """How the thinking of one request is told from its answer.
+    """What separates the thinking of one request from its answer.
 
     Attributes:
         steps_are_answer: whether the steps are the answer, so that each of them may belong to it.
@@ -127,5 +127,5 @@ class PlainThinking(ThinkingBoundary):
 
 
 def thinking_of(tags: ThinkingTags | None) -> ThinkingBoundary:
-    """Return how the thinking of a request is told from its answer. `tags`: None if it is not marked."""
+    """Return what separates the thinking of a request from its answer. `tags`: None if it is not marked."""
     return PlainThinking() if tags is None else MarkedThinking(tags)

@@ -45,7 +45,7 @@ class Transcript:
             prompt: ids before the text.
             tokenizer: the tokenizer.
             step_stop: what ends a step.
-            thinking: how the thinking is told from the answer.
+            thinking: what separates the thinking from the answer.
             answer: reads the answer.
             stop_token_ids: ids that end the answer like the tokenizer's own end tokens.
             thinks: whether the text begins with thinking, or for a model without tags, with steps.

@@ -64,7 +64,7 @@ class Judged:
 
 
 class Reviewer:
-    """Judges draft steps. It commits nothing."""
+    """Judges draft steps. It commits none, but of an answer behind them the beginning that is the target's own."""
 
     def __init__(self, request: Request, target: TargetWriter) -> None:
         self._request, self._target = request, target

@@ -279,6 +279,18 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     assert [origin for origin, *_ in play.steps] == 12 * ["target"] + ["draft"]
 
 
+async def test_an_answer_that_the_target_wrote_meanwhile_is_seen() -> None:
+    """Of a model that does not mark its thinking, a step after an answer is kept only if it is the target's own."""
+    rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
+    for written, origin in (("Two.\n\n", "draft"), ("#### two.\n\n", "target")):
+        opinions = [Opinion("Nine ten.\n\n", rating="9"), "<|end|>"]
+        writes = [Reply(written + TWO, chunk_size=99), "Nine ten.\n\n"]
+        stage = Stage(chains(1, rating), [THREE, "<|end|>"], opinions, writes, tags=False)
+        stage.request.choice = paused(1)
+        play = await stage.play()
+        assert [origin for origin, *_ in play.steps][2] == origin
+
+
 async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     stage, unread = Stage(chains(1), [ONE, TWO, END], [ONE, TWO, END], [ANSWER]), list[int]()
     prompt = len(stage.request.transcript.buffer)
@@ -287,7 +299,7 @@ async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     assert unread[0] == prompt
     assert unread[1:] == [0, 0]
     choice = StepChoice(0.02)
-    choice._target_s.note(0.01, 100)
+    choice._levels[0].target_s.note(0.01, 100)
     assert choice.patience_s(10_000) is None, "the first step takes what it takes"
     choice.costs.drafted(64, 5.0)
     assert choice.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
@@ -304,7 +316,7 @@ def test_the_first_step_of_a_session_is_allowed_whatever_it_takes(
         stage = Stage(chains(1, score={"max_overhead": 0.02}), draft, opinions, [writes] * 9)
         stage.request.choice = StepChoice(0.02)
         if is_known:
-            stage.request.choice._target_s.note(token_s, 64)
+            stage.request.choice._levels[0].target_s.note(token_s, 64)
         return await stage.play()
 
     runner = asyncio.Runner(loop_factory=VirtualLoop)

@@ -73,7 +73,7 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
     written = [ANSWER] if goes_on else [".\n\n", ANSWER]
     stage = Stage(policy, drafted, opinions, written, draft_kind=kind)
     stage.request.choice.costs = measured(draft_s=draft_s, pass_s=0.001)
-    stage.request.choice._target_s.note(0.02, 64)
+    stage.request.choice._levels[0].target_s.note(0.02, 64)
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("salvaged", "Three nine ten.\n\n" if goes_on else OTHER)]
 

@@ -32,9 +32,9 @@ class Chain:
             return step.tag
         return self.steps[number + 1].ids[0] if number + 1 < len(self.steps) else None
 
-    def num_after(self, number: int) -> int:
-        """Return the number of ids after a step and its tag."""
-        return sum(len(step.ids) for step in self.steps[number + 1 :]) + len(self.answer)
+    def num_after(self, number: int, *, answer: bool) -> int:
+        """Return the number of ids after a step and its tag, with those of the answer or without them."""
+        return sum(len(step.ids) for step in self.steps[number + 1 :]) + len(self.answer) * answer
 
 
 @dataclass(frozen=True)

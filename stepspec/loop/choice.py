@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
-from stepspec.loop.costs import ChainCosts, Mean
+from stepspec.loop.costs import ChainCosts
 from stepspec.loop.load_level import Epoch, Level, level_of
 from stepspec.loop.result import NotProposed
 
@@ -39,9 +39,8 @@ class StepChoice:
     the choice is immediately that of the new level, if that is known.
 
     The throughput is what the requests commit in the seconds that they take for it, times their number. Tokens between
-    two moments would not do: a whole text may be committed in one go, and after a change all are at the same point. The
-    first commit of a request waits for its prompt to be read, so it counts only where it is the whole text; and answers
-    are written alike in both ways, so they do not count.
+    two moments would not do: a whole text may be committed in one go, and after a change all are at the same point.
+    Answers are written alike in both ways, so they do not count.
 
     Args:
         max_overhead: largest share of the time that trials may cost; None speculates always, 0 never tries a way again
@@ -57,10 +56,8 @@ class StepChoice:
         self._max_overhead, self._clock = max_overhead, clock
         self.costs = ChainCosts()
         self.why: NotProposed = "max_overhead"
-        self._target_s = Mean()  # seconds a token of the target alone, for one request
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
-        self._first: dict[Hashable, tuple[int, float]] = {}  # tokens and seconds of a first commit; no tokens before it
         self._skipped, self._silent = set[Hashable](), set[Hashable]()
         self._trying: Hashable = None  # the request that tries a draft which has not written a step yet
         self._speculating, self._chosen_for, self._has_committed = True, 0, False
@@ -99,20 +96,16 @@ class StepChoice:
         """Choose what is known to be better, if the level of load is not near that of the last choice. The requests of
         a burst enter one by one: until one of them has committed tokens, each level is its own."""
         load, level = self.level, self._levels[self.level]
-        if not self.num_running or (self._has_committed and abs(load - self._chosen_for) < FAR):
+        is_near = abs(load - self._chosen_for) < FAR or not level.is_known
+        if not self.num_running or (self._has_committed and is_near):
             return
-        best = level.best if level.is_known else self._speculating
         self._last, self._chosen_for, self._has_committed = None, load, False
-        if self._speculating == best:
+        if self._speculating == level.best:
             self._chosen_at = self._clock()
             self._begin()
         else:
-            self._speculating = best
+            self._speculating = level.best
             self._restart()
-
-    def _count(self, num_tokens: float, seconds: float) -> None:
-        self._num_tokens += num_tokens
-        self._seconds += seconds
 
     @property
     def _is_over(self) -> bool:
@@ -149,8 +142,9 @@ class StepChoice:
     def request(self, request: Hashable) -> Generator[None]:
         """Count a request while it runs."""
         self._note_running()
+        if not self.num_running:  # requests that come one by one go on with what was chosen for them
+            self._has_committed = self._chosen_for == 0
         self._committed_at[request] = self._clock()
-        self._first[request] = (0, 0.0)
         if not self._num_tokens:
             self._late.add(request)
         self._recall()
@@ -158,8 +152,6 @@ class StepChoice:
             yield
         finally:
             self._note_running()
-            if request in self._first:
-                self._count(*self._first.pop(request))
             self.stops_asking(request)
             self._skipped.discard(request)
             self._silent.discard(request)
@@ -169,26 +161,28 @@ class StepChoice:
 
     def committed(self, request: Hashable, num_tokens: int) -> None:
         """Note that a request has committed tokens."""
+        if not num_tokens:
+            return
         now, self._has_committed = self._clock(), True
         began, self._committed_at[request] = self._committed_at[request], now
         seconds = now - max(began, self._since)
-        if request in self._skipped or request in self._silent or seconds <= 0 or not num_tokens:
+        if request in self._skipped or request in self._silent:
             self._skipped.discard(request)
-            return
-        num_tokens_since = num_tokens * seconds / (now - began)
-        self._late.discard(request)
-        if request in self._first and not self._first[request][0]:
-            self._first[request] = (num_tokens, seconds)
-            return
-        self._first.pop(request, None)
-        self._count(num_tokens_since, seconds)
-        if not self._speculating:
-            self._target_s.note(seconds / num_tokens_since, num_tokens_since)
+        elif seconds > 0:
+            num_tokens_since = num_tokens * seconds / (now - began)
+            self._late.discard(request)
+            self._count(num_tokens_since, seconds)
 
-    def pauses(self, request: Hashable, seconds: float) -> None:
-        """Note that a request has waited for its caller, and that the engine may have gone on meanwhile."""
-        if seconds:
-            self._skipped.add(request)
+    def _count(self, num_tokens: float, seconds: float) -> None:
+        self._num_tokens += num_tokens
+        self._seconds += seconds
+        if not self._speculating:
+            self._levels[self.level].target_s.note(seconds / num_tokens, num_tokens)
+
+    def pauses(self, request: Hashable) -> None:
+        """Note that a request waits for its caller, and that the engine may go on meanwhile."""
+        self._skipped.add(request)
+        self.stops_asking(request)
 
     def stops_asking(self, request: Hashable) -> None:
         """Note that a request goes on without asking, in its answer for example, so that none waits for it."""
@@ -236,8 +230,7 @@ class StepChoice:
             return True
         if self._trying not in (None, request) and not self.costs.step_tokens.weight:
             self.why = "another request tries the draft"
-            self._skipped.add(request)
-            self.stops_asking(request)
+            self.pauses(request)  # what it does next says nothing
             return False
         if self._is_over:
             self._end()
@@ -248,10 +241,17 @@ class StepChoice:
         self.why = "measuring the target" if measures else "the load" if self.num_running > 1 else "max_overhead"
         return self._speculating
 
+    @property
+    def _target_s(self) -> float | None:
+        """Seconds a token of the target alone, at the nearest level of load where they are known; None if at none."""
+        known = [level for level, each in self._levels.items() if each.target_s.weight]
+        nearest = min(known, key=lambda level: abs(level - self.level), default=None)
+        return None if nearest is None else self._levels[nearest].target_s.value
+
     def continues(self, num_tokens: int) -> bool:
         """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by
         the times of both models."""
-        return not self._target_s.weight or self.costs.continues(max(1, num_tokens), self._target_s.value)
+        return self._target_s is None or self.costs.continues(max(1, num_tokens), self._target_s)
 
     def patience_s(self, num_unread: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
@@ -260,8 +260,8 @@ class StepChoice:
         Args:
             num_unread: tokens that it reads first.
         """
-        step_tokens = self.costs.step_tokens
-        if self._max_overhead is None or not (self._target_s.weight and step_tokens.weight):
+        step_tokens, target_s = self.costs.step_tokens, self._target_s
+        if self._max_overhead is None or target_s is None or not step_tokens.weight:
             return None  # the first step may take what it takes, and what it took then counts
         num_tokens = step_tokens.value + num_unread / READ_TOKENS
-        return max(MIN_PATIENCE_S, PATIENCE * self._target_s.value * num_tokens)
+        return max(MIN_PATIENCE_S, PATIENCE * target_s * num_tokens)

@@ -43,6 +43,8 @@ class Committer:
         self.num_from_draft += proposal.num_written
         transcript.extend(accepted)
         self.close_step(judged.verdict)
+        if judged.answer:
+            self._keep_answer(judged)
         if chosen not in request.ends or chosen == judged.next_id:  # the draft may have ended it too
             return
         if request.is_edited and not request.samples:  # then it need not be what the target would write
@@ -51,6 +53,22 @@ class Committer:
             request.record.generated(1, "forced")
             transcript.extend([chosen])
             request.record.emit(transcript.close_step("target"))
+
+    def _keep_answer(self, judged: Judged) -> None:
+        """Commit the beginning of the draft's answer that is the target's own, and the target's token after it."""
+        request, transcript, answer, own = self._request, self._request.transcript, judged.answer, judged.own_answer
+        ended = not (transcript.thinking or transcript.ended)
+        if not ended or transcript.last_id != judged.proposal.tag:  # it was read after the draft's own tag
+            request.record.abandoned(len(answer))
+            return
+        num_kept = [*map(int.__eq__, answer, own), False].index(False)
+        kept = [*answer[:num_kept]]
+        request.record.accepted(num_kept, rejected=len(answer) - num_kept)
+        if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
+            request.record.generated(1, "forced")
+            kept.append(own[num_kept])
+        if kept:
+            request.record.emit(transcript.write_on(kept, "target"))
 
     def whole(self, step: Proposal, writer: Literal["draft", "target"], verdict: Verdict | None = None) -> None:
         """Commit a whole step of one model, with the tag that ends it. The target's was counted when it was written."""
@@ -68,6 +86,7 @@ class Committer:
         With `redraft`, a step of which a beginning is committed stays open instead, for the draft to go on with.
         """
         request, transcript, salvage = self._request, self._request.transcript, self._request.policy.salvage
+        request.record.abandoned(len(judged.answer))
         num_before, num_open = self.num_from_draft, len(transcript.open_ids)
         hint, since = self._salvage(judged), time.perf_counter()
         num_salvaged = self.num_from_draft - num_before

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from stepspec.errors import ContextError, EngineError, TargetError
-from stepspec.loop.families import family_of
+from stepspec.loop.families import FAMILIES
 from stepspec.loop.request import Request
 from stepspec.loop.result import Done, Event, FinishReason, NotProposed, Result
 from stepspec.loop.step_loop import StepLoop
@@ -29,7 +29,7 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
     work.add_done_callback(lambda _: events.put_nowait(None))
     try:
         while (event := await events.get()) is not None:
-            request.record.read.set()
+            request.record.events_read.set()
             yield event
         await work
     finally:
@@ -41,14 +41,12 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
 
 async def _work(request: Request) -> None:
     """Emit all events of a request."""
-    loop, settings = StepLoop(request), request.policy.settings
-    controller = request.record.time("controller")  # excludes nested timers: the engines' time
+    loop, controller = StepLoop(request), request.record.time("controller")  # without the engines' time
     with request.spans.request(), request.choice.request(request), controller:
         request.limits.start()
         try:
             if not request.thinking.steps_are_answer or request.limits.json_schema is None:
-                await family_of(settings)(loop, settings)
-            request.choice.stops_asking(request)
+                await FAMILIES[request.policy.family].run(loop, request.policy.settings)
             await loop.finish()
         except ContextError:
             if not request.num_written:

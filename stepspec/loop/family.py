@@ -16,9 +16,6 @@ class FamilyTable(FileModel):
     reads_steps: ClassVar[bool] = False
     """Whether the target makes a pass over the draft's steps, which salvage and most judges need."""
 
-    draft_alone: ClassVar[bool] = False
-    """Whether the draft writes the whole text."""
-
     @property
     def waste_rate(self) -> int:
         """Wasted tokens that are allowed for each committed token, see `Ledger.may_waste`."""

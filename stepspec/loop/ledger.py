@@ -165,11 +165,6 @@ class Ledger:
         return time.perf_counter() - self._started
 
     @property
-    def num_accepted(self) -> int:
-        """Accepted tokens so far."""
-        return self._counts["accepted"]
-
-    @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self._max_tokens - self._num_committed

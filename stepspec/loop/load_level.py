@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from stepspec.loop.costs import Mean
+
 NOISE = 24.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 1,024 tokens varies by 15%."""
 FIRST_TOKENS = 2048
@@ -54,6 +56,8 @@ class Level:
     took_s: dict[bool, float] = field(default_factory=dict[bool, float])
     """Seconds of the last epoch after a change to speculation and to none, with the change, which takes long under a
     great load."""
+    target_s: Mean = field(default_factory=Mean)
+    """Seconds a token of a request while the target writes alone."""
 
     @property
     def is_known(self) -> bool:
@@ -83,7 +87,7 @@ class Level:
     def next(self, speculating: bool, seconds: float, max_overhead: float, *, changed: bool) -> bool:
         """Return whether to speculate in the epoch after one with speculation or without it. It took some seconds, with
         those of the change to it if the way had changed."""
-        if changed:
+        if changed or speculating not in self.took_s:
             self.took_s[speculating] = seconds
         if not self.is_known:
             return not speculating
@@ -92,7 +96,7 @@ class Level:
         lost = 1 - math.exp(-abs(self.gain))
         rest = min(max(MIN_REST, MIN_REST * self.evidence**2), MAX_REST)
         rest = max(rest, lost / max_overhead if max_overhead else math.inf)
-        if self.rested_s <= rest * self.took_s[not best]:
+        if self.rested_s <= rest * self.took_s.get(not best, seconds):
             return best
         self.rested_s = 0.0
         return not best

@@ -1,5 +1,6 @@
 """What the loop reads of a policy: where steps end, how they are judged and salvaged, and how tokens are drafted."""
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
@@ -77,7 +78,7 @@ class SalvageTable(FileModel):
         return self.model_copy(update={"min_logprob": min_logprob})
 
 
-class PolicyTables(FileModel):
+class PolicyTables(FileModel, ABC):
     """The settings of a policy that all families share."""
 
     version: Version
@@ -103,9 +104,9 @@ class PolicyTables(FileModel):
     """The judges of a step. Those that ask the target share one pass of it."""
 
     @property
+    @abstractmethod
     def settings(self) -> FamilyTable:
         """Settings of the family."""
-        raise NotImplementedError
 
     @property
     def token_level_exact(self) -> bool:

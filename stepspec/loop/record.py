@@ -33,7 +33,7 @@ class RequestRecord:
 
     Attributes:
         events: events for the caller; None is their end.
-        read: set when the caller takes an event.
+        events_read: set when the caller takes an event.
         judge_failures: at how many steps each judge failed.
         has_proposed: whether the draft has proposed the open step.
     """
@@ -41,7 +41,7 @@ class RequestRecord:
     def __init__(self, ledger: Ledger, spans: Spans) -> None:
         self._ledger, self._spans = ledger, spans
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.read = asyncio.Event()
+        self.events_read = asyncio.Event()
         self.judge_failures = Counter[str]()
         self.has_proposed = False
         self._writing_since: int | None = None
@@ -58,17 +58,19 @@ class RequestRecord:
                 self._writing_since = time.time_ns()
             self.events.put_nowait(event)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the caller has `MAX_UNREAD` events to read."""
+        return self.events.qsize() >= MAX_UNREAD
+
     async def wait_for_reader(self, end: float | None) -> float:
-        """Wait while the caller has `MAX_UNREAD` events to read, at most until a moment in the event loop's time.
-        Return the seconds."""
-        if self.events.qsize() < MAX_UNREAD:
-            return 0.0
+        """Wait while it is full, at most until a moment in the event loop's time. Return the seconds."""
         since = time.perf_counter()
         with self._ledger.time("queue"):
             async with cut_off(end):
-                while self.events.qsize() >= MAX_UNREAD:
-                    self.read.clear()
-                    await self.read.wait()
+                while self.is_full:
+                    self.events_read.clear()
+                    await self.events_read.wait()
         return time.perf_counter() - since
 
     # Times
@@ -132,10 +134,10 @@ class RequestRecord:
         """A chunk of a call of the target has come, see `Ledger.add_target_call`."""
         self._ledger.add_target_call(chunk, first=first)
 
-    def verified(self, seen: Verification, *, cached: bool = True) -> None:
-        """The target has made a pass. `cached`: whether it may be the first one of the request."""
+    def verified(self, seen: Verification, *, first: bool = True) -> None:
+        """The target has made a pass. `first`: whether it may be the first one of the request."""
         self._ledger.waited("judge", seen.queue_s)
-        if cached:
+        if first:
             self._ledger.found_cached(seen.cached)
         self._ledger.add(target_passes=seen.passes)
 

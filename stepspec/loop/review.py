@@ -35,6 +35,10 @@ class Judged:
     """The id that the draft has written after it."""
     answers: bool = False
     """Whether it belongs to the answer, of which only what the target would have written itself is kept."""
+    answer: Sequence[int] = ()
+    """The answer that the draft has written after it and its tag."""
+    own_answer: Sequence[int] = ()
+    """The target's own choice at each place of that answer, and after it; empty if they are not known."""
 
     @property
     def accepted(self) -> bool:
@@ -64,7 +68,7 @@ class Judged:
 
 
 class Reviewer:
-    """Judges draft steps. It commits none, but of an answer behind them the beginning that is the target's own."""
+    """Judges draft steps. It commits nothing."""
 
     def __init__(self, request: Request, target: TargetWriter) -> None:
         self._request, self._target = request, target
@@ -105,45 +109,26 @@ class Reviewer:
         """Yield the steps of a chain as they are judged. The caller commits each of them before it takes the next one.
 
         It ends after a rejected step, at the end of the thinking, and at a step that the target cannot read before the
-        deadline; see `best`. Of an answer after the thinking, the target's own beginning is committed.
+        deadline; see `best`. An answer after the thinking comes with the last step.
         """
         request, transcript, record = self._request, self._request.transcript, self._request.record
         shared = ChainPass(chain, self._target.read) if len(chain.steps) > 1 or chain.answer else None
-        number, judged = 0, None
+        number, judged, is_last = 0, None, False
         for index, proposal in enumerate(chain.steps, len(transcript.steps)):
             record.emit([StepProposed(index, proposal.text, len(proposal.ids))])
         for number, proposal in enumerate(chain.steps):
             judged = await self.judge(proposal, shared, number)
             if judged is not None:
                 judged = replace(judged, next_id=chain.next_id(number))
+                if is_last := number + 1 == len(chain.steps):
+                    own = shared.answer_choices if shared else ()
+                    judged = replace(judged, answer=chain.answer, own_answer=own)
                 self._tell(judged, accepted=judged.accepted)
                 yield judged
             if judged is None or not judged.accepted or not transcript.thinking or request.only_target:
                 break
-        ended = not (transcript.thinking or transcript.ended)
-        ended = ended and transcript.last_id == chain.steps[-1].tag  # the answer was read after the draft's own tag
-        if shared and ended and judged is not None and judged.accepted and number + 1 == len(chain.steps):
-            self._keep_answer(chain.answer, shared.answer_choices)
-        else:
-            record.abandoned(chain.num_after(number))
+        record.abandoned(chain.num_after(number, answer=judged is None or not is_last))
         request.choice.ends_chain(request)
-
-    def _keep_answer(self, answer: Sequence[int], own: Sequence[int]) -> None:
-        """Commit the beginning of the draft's answer that is the target's own, and the target's token after it.
-
-        Args:
-            answer: the draft's ids.
-            own: the target's own choice at each place of the answer, and after it.
-        """
-        request = self._request
-        num_kept = [*map(int.__eq__, answer, own), False].index(False)
-        kept = [*answer[:num_kept]]
-        request.record.accepted(num_kept, rejected=len(answer) - num_kept)
-        if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
-            request.record.generated(1, "forced")
-            kept.append(own[num_kept])
-        if kept:
-            request.record.emit(request.transcript.write_on(kept, "target"))
 
     async def judge(self, proposal: Proposal, chain: ChainPass | None = None, number: int = 0) -> Judged | None:
         """Judge a step, of a chain where it has a pass. None if the target cannot read it before the deadline."""

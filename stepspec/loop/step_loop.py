@@ -65,9 +65,15 @@ class StepLoop:
             await self.committer.write_step("regenerated")
 
     async def finish(self) -> None:
-        """Let a single writer finish the text."""
-        await self.target.rest()
+        """Let a single writer finish the text. What the thinking still takes counts for the way that was chosen."""
+        if not self.request.transcript.thinking:
+            self.request.choice.stops_asking(self.request)
+        await self.target.rest(until=self._asks_in_vain)
         self._close_rest()
+
+    def _asks_in_vain(self) -> bool:
+        self.request.choice.speculates(self.request)
+        return False
 
     async def _pause(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -79,6 +85,8 @@ class StepLoop:
             await self.committer.write_step()
         new = range(num_before, len(transcript.steps))
         request.only_target = any(map(request.limits.step_opens_call, new))
+        for index in new:
+            request.thinking.close(transcript.steps[: index + 1])
 
     def _close_rest(self) -> None:
         """Commit a step that a limit has cut."""

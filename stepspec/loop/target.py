@@ -51,15 +51,16 @@ class TargetWriter:
             found = await self._request.target.verify(
                 Verify(self._request.transcript.buffer, after, [probe], scores=False)
             )
-        self._request.record.verified(found, cached=False)
+        self._request.record.verified(found, first=False)
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
     async def wait_for_reader(self) -> float:
         """Wait while the caller has too many events to read. Return the seconds."""
         request = self._request
-        seconds = await request.record.wait_for_reader(request.limits.end)
-        request.choice.pauses(request, seconds)
-        return seconds
+        if not request.record.is_full:
+            return 0.0
+        request.choice.pauses(request)
+        return await request.record.wait_for_reader(request.limits.end)
 
     # Writing a step
 
@@ -160,7 +161,7 @@ class TargetWriter:
     ) -> bool:
         """Let a single writer write up to `stop`. Return False if `until` stopped it, which may leave a step open."""
         request, transcript, record = self._request, self._request.transcript, self._request.record
-        draft = request.draft if request.policy.settings.draft_alone else None
+        draft = request.draft if request.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else request.policy.token.drafting
         call = Generate(transcript.buffer, request.sampling, stop, drafting, json_schema=json_schema)

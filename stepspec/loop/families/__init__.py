@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field, create_model
 
 from stepspec.base.file_model import FileModel
-from stepspec.loop.families.alone import AloneTable, DraftAloneTable, alone
+from stepspec.loop.families.alone import AloneTable, alone
 from stepspec.loop.families.alternate import AlternateTable, alternate
 from stepspec.loop.families.compare import CompareTable, compare
 from stepspec.loop.families.route import RouteTable, route
@@ -24,18 +24,12 @@ class FamilyCode(NamedTuple):
 
 FAMILIES: Mapping[str, FamilyCode] = {
     "target": FamilyCode(alone, AloneTable),
-    "draft": FamilyCode(alone, DraftAloneTable),
+    "draft": FamilyCode(alone, AloneTable),
     "score": FamilyCode(score, ScoreTable),
     "compare": FamilyCode(compare, CompareTable),
     "route": FamilyCode(route, RouteTable),
     "alternate": FamilyCode(alternate, AlternateTable),
 }
-
-
-def family_of(table: FamilyTable) -> Callable[[StepLoop, Any], Awaitable[None]]:
-    """Return the function of the family that a table is of."""
-    return next(code.run for code in FAMILIES.values() if code.table is type(table))
-
 
 if TYPE_CHECKING:
     Family = str

@@ -12,12 +12,6 @@ class AloneTable(FamilyTable):
     speculates: ClassVar[bool] = False
 
 
-class DraftAloneTable(AloneTable):
-    """No settings."""
-
-    draft_alone: ClassVar[bool] = True
-
-
 async def alone(loop: StepLoop, table: AloneTable) -> None:
     """Let the target or the draft write everything, the baseline of all other families."""
     await loop.finish()

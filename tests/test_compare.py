@@ -142,14 +142,22 @@ def test_swapping_the_runs_inverts_every_figure() -> None:
 
 def test_the_figures_of_a_side_follow_their_definitions() -> None:
     rows = [
-        make_row("a", first_step_s=0.1, first_answer_s=0.5, steps_judged=3, steps_accepted=1, token_drafted=10),
+        make_row(
+            "a",
+            first_step_s=0.1,
+            first_answer_s=0.5,
+            longest_gap_s=0.2,
+            steps_judged=3,
+            steps_accepted=1,
+            token_drafted=10,
+        ),
         make_row("b", correct=False, first_step_s=0.4, steps_judged=1, steps_accepted=1, token_accepted=4),
         make_row("c", status="no_answer", first_step_s=0.3, finish_reason="length", wall_s=4.0),
     ]
     side = of_target(rows, rows).a
     assert (side.accuracy, side.no_answer, side.truncated) == (pytest.approx(1 / 3), 1, 1)
     assert (side.wall_s, side.tokens) == (6.0, 300)
-    assert (side.first_step_s, side.first_answer_s) == (0.3, 0.5)
+    assert (side.first_step_s, side.first_answer_s, side.longest_gap_s) == (0.3, 0.5, 0.2)
     assert (side.step_acceptance, side.token_acceptance) == (0.5, 0.4)
 
 

@@ -4,9 +4,11 @@ import time
 
 import pytest
 
+from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import TokenChunk
 from stepspec.loop.counts import Counts
 from stepspec.loop.ledger import Ledger
+from stepspec.loop.step import Step, StepCommitted, StepProposed
 
 
 def test_token_counts_satisfy_the_identities() -> None:
@@ -141,3 +143,21 @@ def test_the_time_of_each_output_position_is_recorded_once() -> None:
     reached = ledger.times().reached
     assert [tokens for tokens, _ in reached] == [500, 2500, 2500]
     assert [seconds for _, seconds in reached] == sorted(seconds for _, seconds in reached)
+
+
+def test_the_first_commit_and_the_longest_time_between_two_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    ledger, step = Ledger(10), StepCommitted(Step(0, "target", "One.", 1, 0, "delimiter"))
+    found = list[float | None]()
+    for wait_s, event in (
+        (3.0, step),
+        (1.0, AnswerDelta("a")),
+        (2.0, StepProposed(1, "b", 1)),
+        (0.5, AnswerDelta("c")),
+    ):
+        now[0] += wait_s
+        ledger.shown(event)
+        found.append(ledger.times().longest_gap)
+    assert found == [None, 1.0, 1.0, 2.5]
+    assert (ledger.times().first_step, ledger.times().first_answer) == (3.0, 4.0)

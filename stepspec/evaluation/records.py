@@ -275,6 +275,8 @@ class ResultRow(Record):
     """Seconds until the first step was committed, when a user sees the first reasoning."""
     first_answer_s: Seconds | None = None
     """Seconds until the first chunk of the answer."""
+    longest_gap_s: Seconds | None = None
+    """Longest time between two commits, of steps or of chunks of the answer."""
     tokens: TokenRecord
     time_s: TimeRecord
     num_prompt_tokens: Count
@@ -562,6 +564,7 @@ class PolicySummary(WithRemoved):
     latency_s: Percentiles | None = None
     first_step_s: Percentiles | None = None
     first_answer_s: Percentiles | None = None
+    longest_gap_s: Percentiles | None = None
     throughput: Throughput | None = None
     groups: dict[str, list[Group]] = {}
     """Figures by `level`, `subject` and `length`. The length groups are thirds of the problems by tokens under all

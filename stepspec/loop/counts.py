@@ -115,5 +115,7 @@ class Times:
     """Seconds until the first step was committed, or None without steps. Like `first_answer`, not part of the sum."""
     first_answer: float | None = None
     """Seconds until the first chunk of the answer."""
+    longest_gap: float | None = None
+    """Longest time between two commits, of steps or of chunks of the answer; None with fewer than two."""
     reached: tuple[tuple[int, float], ...] = ()
     """Committed tokens and seconds when the text first had as many tokens as each of `ledger.POSITIONS`."""

@@ -52,6 +52,8 @@ class Ledger:
         self._working: Counter[Role] = Counter()
         self._working_since: dict[Role, float] = {}
         self._firsts: dict[str, float] = {}
+        self._shown_at: float | None = None
+        self._longest_gap: float | None = None
         self._counts = dict.fromkeys((each.name for each in fields(Counts)), 0)
         self._reached: list[tuple[int, float]] = []
         self.token_rounds: TokenRounds | None = None
@@ -104,12 +106,18 @@ class Ledger:
         self._role, self._since = role, now
 
     def shown(self, event: Event) -> None:
-        """Count proposed steps, and record when the first step and the first chunk of the answer were emitted."""
+        """Count proposed steps, and record when the first step and the first chunk of the answer were emitted, and how
+        long nothing was."""
         if isinstance(event, StepProposed) and event.text:
             self._counts["steps_proposed"] += 1
         first = FIRSTS.get(type(event))
-        if first is not None and first not in self._firsts:
-            self._firsts[first] = time.perf_counter() - self._started
+        if first is None:
+            return
+        now = time.perf_counter()
+        self._firsts.setdefault(first, now - self._started)
+        if self._shown_at is not None:
+            self._longest_gap = max(self._longest_gap or 0.0, now - self._shown_at)
+        self._shown_at = now
 
     def waited(self, role: Role, queue_s: float) -> None:
         """Move the seconds that a role waited in its engine's queue from that role to `queue`."""
@@ -191,7 +199,8 @@ class Ledger:
         wall = self._since - self._started
         other = max(0.0, wall - sum(self._seconds.values()))
         busy = {f"busy_{role}": seconds for role, seconds in self._busy.items()}
-        return Times(**self._seconds, other=other, wall=wall, **busy, **self._firsts, reached=tuple(self._reached))
+        firsts: Mapping[str, float | None] = {**self._firsts, "longest_gap": self._longest_gap}
+        return Times(**self._seconds, other=other, wall=wall, **busy, **firsts, reached=tuple(self._reached))
 
 
 async def ahead(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:

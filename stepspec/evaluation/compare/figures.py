@@ -31,6 +31,7 @@ class ComparedFigures(NamedTuple):
     wall_s: float
     first_step_s: float | None
     first_answer_s: float | None
+    longest_gap_s: float | None
     committed: int
     steps_judged: int
     steps_accepted: int
@@ -54,6 +55,7 @@ class ComparedFigures(NamedTuple):
             wall_s=row.wall_s,
             first_step_s=row.first_step_s,
             first_answer_s=row.first_answer_s,
+            longest_gap_s=row.longest_gap_s,
             committed=row.tokens.committed,
             steps_judged=row.steps_judged,
             steps_accepted=row.steps_accepted,
@@ -81,7 +83,7 @@ class RunFigures:
 class Side(Record):
     """One run's figures over the rows that both runs finished.
 
-    `wall_s` and `tokens` are sums; `first_step_s` and `first_answer_s` are medians.
+    `wall_s` and `tokens` are sums; `first_step_s`, `first_answer_s` and `longest_gap_s` are medians.
     """
 
     policy: str
@@ -94,6 +96,7 @@ class Side(Record):
     """Committed tokens."""
     first_step_s: float | None
     first_answer_s: float | None
+    longest_gap_s: float | None
     step_acceptance: float | None
     token_acceptance: float | None
     num_unpaired: int
@@ -200,6 +203,7 @@ def _side(policy: str, rows: Sequence[ComparedFigures], scores: Sequence[Sequenc
         tokens=sum(row.committed for row in rows),
         first_step_s=_median(row.first_step_s for row in rows),
         first_answer_s=_median(row.first_answer_s for row in rows),
+        longest_gap_s=_median(row.longest_gap_s for row in rows),
         step_acceptance=_share((row.steps_accepted, row.steps_judged) for row in rows),
         token_acceptance=_share((row.token_accepted, row.token_drafted) for row in rows),
         num_unpaired=num_unpaired,

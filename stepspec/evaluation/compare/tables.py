@@ -49,6 +49,7 @@ def policy_table(compared: PolicyComparison) -> Table:
     _add(table, "tokens a second", _rate(a), _rate(b), rate)
     _add(table, "to the first step, median", seconds(a.first_step_s), seconds(b.first_step_s))
     _add(table, "to the answer, median", seconds(a.first_answer_s), seconds(b.first_answer_s))
+    _add(table, "longest gap, median", seconds(a.longest_gap_s), seconds(b.longest_gap_s))
     _add(table, "steps accepted", percent(a.step_acceptance), percent(b.step_acceptance))
     _add(table, "tokens accepted", percent(a.token_acceptance), percent(b.token_acceptance))
     return table

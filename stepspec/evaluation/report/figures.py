@@ -165,6 +165,11 @@ FIRST_ANSWER = Column(
     "seconds until the first chunk of the answer",
     lambda each: cells.percentiles(each.first_answer_s),
 )
+LONGEST_GAP = Column(
+    "longest gap",
+    "longest time in a request between two commits, of steps or of chunks of the answer",
+    lambda each: cells.percentiles(each.longest_gap_s),
+)
 PROBLEMS_PER_S = Column(
     "problems/s",
     "problems finished per second at the run's concurrency, including idle time at the ends of blocks",
@@ -223,7 +228,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
     ),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
     "Speculation": (STEPS_PROPOSED, STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
-    "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),
+    "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER, LONGEST_GAP),
     "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO),
     "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, FAILED),
 }

@@ -262,6 +262,7 @@ def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRo
         wall_s=result.times.wall,
         first_step_s=result.times.first_step,
         first_answer_s=result.times.first_answer,
+        longest_gap_s=result.times.longest_gap,
         tokens=TokenRecord(**{name: counts[name] for name in TokenRecord.model_fields}),
         time_s=TimeRecord(**{name: times[name] for name in TimeRecord.model_fields}),
         num_prompt_tokens=result.num_prompt_tokens,

@@ -44,6 +44,7 @@ class Figures(NamedTuple):
     """The machine that it ran on, in a run on several."""
     first_step_s: float | None
     first_answer_s: float | None
+    longest_gap_s: float | None
     seconds: tuple[float, ...]
     """Exclusive seconds by part, in the order of `TimeRecord`."""
 
@@ -80,6 +81,7 @@ class Tally:
             node=row.node,
             first_step_s=row.first_step_s,
             first_answer_s=row.first_answer_s,
+            longest_gap_s=row.longest_gap_s,
             seconds=tuple(getattr(row.time_s, name) for name in TimeRecord.model_fields),
         )
         self.counts.update(row.tokens.model_dump())

@@ -45,11 +45,13 @@ from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scorin
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters, Parts
 from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
+from stepspec.engines.torch_engine.loading import load_network
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
-from stepspec.engines.torch_engine.model import CausalModel, load_network
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
 from stepspec.errors import EngineError, StepSpecError, UsageError
 
@@ -200,7 +202,7 @@ class TorchEngine:
             network = load_network(name, device, chosen)
             tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
-            model = CausalModel(network, title, vocabulary, quantize)
+            model = checked_model(network, title, vocabulary, quantize)
             model.shorten(options.max_model_len)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 

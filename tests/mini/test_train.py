@@ -29,7 +29,7 @@ from evals.training.train import (
     totals_of,
 )
 from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads, load_heads
-from stepspec.engines.torch_engine.loading import load_network
+from stepspec.engines.torch_engine.network import load_network
 from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.mini import WEIGHTS
 

@@ -71,7 +71,7 @@ def prompts(tokenizer: HuggingFaceTokenizer, num_texts: int = NUM_TEXTS) -> list
 
 
 async def test_loading_detects_what_the_server_supports(remote: RemoteEngine) -> None:
-    server = remote._server
+    server = remote.server
     assert (server.takes_ids, server.gives_ids, server.extended) == (True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
     assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote.address.base}"
@@ -119,7 +119,7 @@ async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: Torc
 
 
 async def test_a_text_follows_its_json_schema(remote: RemoteEngine) -> None:
-    assert remote._server.schema_field == "structured_outputs"
+    assert remote.server.schema_field == "structured_outputs"
     ids, schema = prompts(remote.tokenizer)[0], '{"enum": ["stepspec", "others"]}'
     written = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema)))
     assert written.end == "token"
@@ -169,7 +169,7 @@ async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tm
     plain = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
     vocabulary = [*range(7), *range(40, 90)]
     (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
-    engine = RemoteEngine(plain.address, replace(plain._server, folder=str(tmp_path)), plain.tokenizer)
+    engine = RemoteEngine(plain.address, replace(plain.server, folder=str(tmp_path)), plain.tokenizer)
     prompt = TokenBuffer(prompts(engine.tokenizer)[0])
     hot = Sampling(1.5, seed=1)
     free = await collect(plain.generate(Generate(prompt, hot, Stop(30))))
@@ -264,7 +264,7 @@ async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, ta
 
 async def test_a_server_that_takes_only_text_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
     async with text_server(target_port) as remote:
-        server = remote._server
+        server = remote.server
         assert (server.takes_ids, server.gives_ids) == (False, False)
         assert (server.scores, remote.abilities) == (None, {"label logprobs", "json schema", "forget"})
         (tag,) = remote.tokenizer.encode("</think>")
@@ -295,7 +295,7 @@ async def test_transformers_serve_is_called_with_text(
 ) -> None:
     with transformers_server(vllm, "target", tmp_path) as port:
         remote = RemoteEngine.load(f"http://127.0.0.1:{port}/v1#{WEIGHTS / 'target'}")
-        server = remote._server
+        server = remote.server
         assert (server.takes_ids, server.gives_ids, server.extended, server.num_logprobs) == (False, False, False, 0)
         assert remote.abilities == set()
         for ids in prompts(remote.tokenizer)[:1]:

@@ -35,7 +35,7 @@ from stepspec.engines.hugging_face import load_tokenizer, template_problem, weig
 from stepspec.engines.torch_engine import self_check
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.judge import TorchJudge
-from stepspec.engines.torch_engine.loading import load_network
+from stepspec.engines.torch_engine.network import load_network
 from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import ModelError, UsageError
 

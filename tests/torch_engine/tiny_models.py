@@ -269,9 +269,7 @@ class CountingModel(CausalModel):
     @classmethod
     def of(cls, network: PreTrainedModel) -> "CountingModel":
         counting = object.__new__(cls)
-        counting.num_read = []
-        CausalModel.__init__(counting, copy.deepcopy(network), "counting")
-        counting.num_read.clear()
+        counting.__dict__ = checked_model(copy.deepcopy(network), "counting").__dict__ | {"num_read": []}
         return counting
 
     @contextmanager

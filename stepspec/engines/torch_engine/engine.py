@@ -45,7 +45,7 @@ from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scorin
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters, Parts
 from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
-from stepspec.engines.torch_engine.loading import load_network
+from stepspec.engines.torch_engine.network import load_network
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel

@@ -34,6 +34,7 @@ from stepspec.engines.protocol import (
     TokenChunk,
     Verification,
     Verify,
+    check_exact,
     check_ids,
     check_room,
     hash_of,
@@ -189,6 +190,7 @@ class VllmEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
         length = len(call.prompt) + len(call.after)
+        check_exact(self.name, call.drafting)
         check_room(self, length, 1)
         check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))

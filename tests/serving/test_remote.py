@@ -18,6 +18,8 @@ from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import (
+    Acceptance,
+    Drafting,
     Generate,
     Probe,
     Sampling,
@@ -337,11 +339,15 @@ async def test_remote_and_torch_pairs_give_the_same_answers(
         ]
 
 
-async def test_a_policy_with_tolerance_is_rejected_for_a_remote_target(target_port: int) -> None:
-    tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"drafter": "engine", "tolerance": 0.1}}
+async def test_relaxed_acceptance_is_rejected_for_a_remote_target(target_port: int) -> None:
+    table = {"drafter": "auto", "acceptance": "ratio", "threshold": 0.1}
+    policy = Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": table})
     pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
-    with pytest.raises(UsageError, match="tolerance"):
-        StepSpec(policy=Policy.model_validate(tolerant), pair=pair)
+    with pytest.raises(UsageError, match="num_tokens or acceptance"):
+        StepSpec(policy=policy, pair=pair)
+    drafting = Drafting("draft-model", acceptance=Acceptance("ratio", 0.1))
+    with pytest.raises(UsageError, match="by its own rule, not by 'ratio'"):
+        await collect(pair.target.generate(Generate(TokenBuffer([1]), Sampling(), Stop(1), drafting)))
 
 
 @pytest.mark.usefixtures("anyio_backend")  # for the fixture that closes the engine

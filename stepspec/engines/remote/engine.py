@@ -31,6 +31,7 @@ from stepspec.engines.protocol import (
     TokenChunk,
     Verification,
     Verify,
+    check_exact,
     check_ids,
     check_room,
     side_by_side,
@@ -122,6 +123,7 @@ class RemoteEngine:
         """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
         prompt, sampling, calls, server = call.prompt, call.sampling, self._calls, self.server
         length = len(prompt) + len(call.after)
+        check_exact(self.name, call.drafting)
         check_room(self, length, 1)
         check_ids(self.name, self.tokenizer.num_ids, prompt, call.after, sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))

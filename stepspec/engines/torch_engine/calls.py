@@ -105,8 +105,10 @@ class GenerateCall(EngineCall):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids, details = tuple(row.beyond[row.num_after + self.num_sent :]), row.details
-        chunk = TokenChunk(ids)
+        start, details = row.num_after + self.num_sent, row.details
+        ids = tuple(row.beyond[start:])
+        chunk = TokenChunk(ids, relaxed=tuple(place - start for place in row.relaxed if place < len(row.beyond)))
+        row.relaxed.clear()
         if details is not None:
             new = slice(self.num_sent, None)
             logprobs, entropies, margins = (

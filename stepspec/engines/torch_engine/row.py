@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import ChunkEnd, Drafting, Sampling, TokenBuffer
 from stepspec.engines.stops import StopMatcher
@@ -43,6 +45,9 @@ class BatchRow:
     num_seen: int = 0
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     details: TokenDetails | None = None
+    relaxed: list[int] = field(default_factory=list[int])
+    """Positions in `beyond` of relaxed tokens that were not sent yet; also of those behind the end of the text."""
+    kinds: Tensor | None = None  # see `relaxation.token_kinds`; set if the call relaxes tokens
 
     @property
     def length(self) -> int:

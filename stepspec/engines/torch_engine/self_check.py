@@ -13,9 +13,9 @@ from stepspec.engines.torch_engine import attention
 from stepspec.engines.torch_engine.attention import UnsupportedAttentionError
 from stepspec.engines.torch_engine.body import FUSED, has_alibi, window_of
 from stepspec.engines.torch_engine.cache import SlotCache
-from stepspec.engines.torch_engine.network import refuse_unsupported
 from stepspec.engines.torch_engine.matrix import Layout, Quantization, can_quantize, packing_pays
 from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
+from stepspec.engines.torch_engine.network import refuse_unsupported
 from stepspec.errors import ModelError, reason_of
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The ways in which servers score a continuation, one module each."""
+"""How servers score a continuation, one module for each dialect."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The interface of the ways in which servers score a continuation."""
+"""The interface of the dialects in which servers score a continuation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -683,6 +683,21 @@ def most_likely(logprobs: Mapping[int, float], count: int) -> tuple[tuple[int, f
     return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 
+def read_prompt_logprobs(
+    rows: Sequence[Mapping[int, Any]], ids: Sequence[int], top: int
+) -> tuple[tuple[float, ...], tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Return the log-probabilities of ids, the argmax tokens and the `top` most likely ones, from vLLM's
+    `prompt_logprobs`: for each place a log-probability and a rank by id.
+
+    Raises:
+        KeyError, ValueError: the rows are not those of the ids.
+    """
+    own = tuple(row[id].logprob for row, id in zip(rows, ids, strict=True))
+    choices = tuple({entry.rank: id for id, entry in row.items()}[1] for row in rows)
+    listed = ({id: entry.logprob for id, entry in row.items()} for row in rows)
+    return own, choices, tuple(most_likely(each, top) for each in listed)
+
+
 def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
     """Check that `wanted` tokens fit into the engine's context after a prompt of `prompt_length` tokens.
 

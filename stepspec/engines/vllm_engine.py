@@ -38,7 +38,7 @@ from stepspec.engines.protocol import (
     check_ids,
     check_room,
     hash_of,
-    most_likely,
+    read_prompt_logprobs,
     side_by_side,
 )
 from stepspec.engines.stops import StopMatcher
@@ -202,11 +202,8 @@ class VllmEngine:
             async for output in outputs:
                 delta = output.outputs[0]
                 num_passes += 1
-                ids, end = list(delta.token_ids), None
-                for count, id in enumerate(ids, 1):
-                    if (end := watch.feed(id)) is not None:
-                        ids = ids[:count]
-                        break
+                end, count = watch.feed_all(delta.token_ids)
+                ids = list(delta.token_ids[:count])
                 logprobs = _logprobs(delta, ids) if call.logprobs else None
                 self._metrics.generated += len(ids)
                 if end is None and delta.finish_reason is not None:
@@ -264,10 +261,7 @@ class VllmEngine:
         if self._route == "fixed ids" and not top:
             return await self._scored_by_ids(ids, salt, start)
         output = await self._one_token(ids, salt, prompt_logprobs=max(1, top))
-        rows = output.prompt_logprobs[start:]
-        logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
-        choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
-        found = tuple(most_likely({id: entry.logprob for id, entry in row.items()}, top) for row in rows)
+        logprobs, choices, found = read_prompt_logprobs(output.prompt_logprobs[start:], ids[start:], top)
         return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0, top=found)
 
     async def _scored_by_ids(self, ids: list[int], salt: str | None, start: int) -> Verification:

@@ -151,7 +151,7 @@ class RemoteEngine:
                 logprobs = self._written_logprobs(choice, ids) if with_logprobs else None
                 if ids and unfinished:
                     deadline.token_came()
-                end, count = _fed(watch, ids)
+                end, count = watch.feed_all(ids)
                 total = replace(total, passes=total.passes + bool(ids))
                 calls.metrics.generated += count
                 if end is not None:
@@ -243,14 +243,6 @@ class RemoteEngine:
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
         await self._calls.wire.aclose()
-
-
-def _fed(watch: StopMatcher, ids: Sequence[int]) -> tuple[Any, int]:
-    """Feed ids to the watch. Return why the text ends, or None, and the number of ids that belong to it."""
-    for count, id in enumerate(ids, 1):
-        if (end := watch.feed(id)) is not None:
-            return end, count
-    return None, len(ids)
 
 
 def _with_metrics(chunk: TokenChunk, event: ServerCompletion) -> TokenChunk:

@@ -50,7 +50,7 @@ from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.network import load_network
 from stepspec.engines.torch_engine.relaxation import token_kinds
-from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
@@ -315,7 +315,7 @@ class TorchEngine:
                 constraint,
                 beyond=[*call.after],
                 num_after=len(call.after),
-                details=TokenDetails() if call.logprobs else None,
+                details=[] if call.logprobs else None,
                 kinds=kinds,
             ),
             chunks=asyncio.Queue(),

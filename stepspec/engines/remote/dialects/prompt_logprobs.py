@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepspec.engines.protocol import TokenBuffer, Verification, most_likely
+from stepspec.engines.protocol import TokenBuffer, Verification, read_prompt_logprobs
 from stepspec.engines.remote.answers import ServerCompletion
 from stepspec.engines.remote.dialects.base import Scorer
 from stepspec.engines.remote.problems import nonsense
@@ -26,11 +26,9 @@ class PromptLogprobsScorer(Scorer):
         calls, prompt_length = self._calls, len(prompt)
         answer = await calls.one_token(prompt, [continuation], prompt_logprobs=max(1, top))
         choice = answer.only_choice(calls.address)
-        tops = [row or {} for row in (choice.prompt_logprobs or [])[prompt_length:]]
+        rows = [row or {} for row in (choice.prompt_logprobs or [])[prompt_length:]]
         try:
-            logprobs = tuple(top[id].logprob for top, id in zip(tops, continuation, strict=True))
-            choices = tuple(next(id for id, entry in top.items() if entry.rank == 1) for top in tops)
-        except (KeyError, ValueError, StopIteration):
+            logprobs, choices, found = read_prompt_logprobs(rows, continuation, top)
+        except (KeyError, ValueError):
             raise nonsense(calls.address, "prompt log-probabilities that do not match the prompt") from None
-        found = tuple(most_likely({id: entry.logprob for id, entry in each.items()}, top) for each in tops)
         return Verification(logprobs, calls.checked(choices), calls.token_of(choice), top=found)

@@ -1,7 +1,7 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, Strict, ValidationError, field_validator, model_validator
 
@@ -75,10 +75,10 @@ class TokenTable(FileModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _not_tolerance(cls, data: Any) -> Any:
-        if "tolerance" in (data if isinstance(data, dict) else ()):
+    def _removed(cls, table: object) -> object:
+        if isinstance(table, Mapping) and "tolerance" in table:
             raise ValueError('tolerance is now acceptance = "typical" with threshold, or "exact" in place of 0')
-        return data
+        return cast("object", table)
 
     @model_validator(mode="after")
     def _acceptance_has_its_settings(self) -> "TokenTable":

@@ -2,6 +2,10 @@
 
 `relaxed` returns which tokens that the exact rule rejects stand nevertheless. Like the exact rule, it takes tensors for
 all rows of a batch and reads no values back.
+
+The exact rule rejects a token drafted from q with probability (q - p)+. A relaxed rule lets it stand, or a sample of
+`sampling.residual` replaces it. So a token that is relaxed has the probability q, which exceeds p by (q - p)+, and any
+other token at most p. The distance from p, in total variation, is the sum of (q - p)+ over the relaxed tokens.
 """
 
 import math

@@ -18,6 +18,7 @@ from stepspec.loop.policy import Policy, load_policy
 
 OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
 NGRAM = "ngram, 3 tokens"
+RATIO = {"acceptance": "ratio", "threshold": 0.1}
 
 
 def pair(
@@ -71,12 +72,17 @@ def test_policies_that_leave_drafting_to_the_engine_run_on_every_engine(models: 
     assert fitted.token.drafter == ("draft-model" if drafts else "engine")
 
 
-@pytest.mark.parametrize("settings", [{"num_tokens": 4}, {"tolerance": 0.1}])
+@pytest.mark.parametrize("settings", [{"num_tokens": 4}, RATIO])
 def test_settings_that_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="num_tokens or tolerance"):
-        fit_policy(drafting("engine", **settings), steered(None))
-    with pytest.raises(UsageError, match="num_tokens or tolerance"):
+    with pytest.raises(UsageError, match="num_tokens or acceptance"):
         fit_policy(drafting("auto", **settings), steered(NGRAM))
+    with pytest.raises((UsageError, ValidationError), match=r"num_tokens or acceptance|needs one of the drafters"):
+        fit_policy(drafting("engine", **settings), steered(None))
+
+
+def test_a_relaxed_rule_needs_a_drafter() -> None:
+    with pytest.raises(UsageError, match="drafted tokens by 'ratio', but target has no drafter"):
+        fit_policy(drafting("auto", **RATIO), pair([]))
 
 
 @pytest.mark.parametrize(

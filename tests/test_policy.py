@@ -33,10 +33,12 @@ EMULATED = {
     "rsd": "arXiv:2501.19324",
     "glimprouter": "arXiv:2601.05110",
     "speculative-thinking": "arXiv:2504.12329",
+    "fly": "arXiv:2511.22972",
 }
 
 HEAD = 'version = 1\nsummary = "mine"\nfamily = "score"\n'
 RATING = '[[judges]]\nkind = "rating"\n'
+SUFFIX = '[token]\ndrafter = "suffix"\n'
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -82,7 +84,7 @@ def test_exactly_the_policies_that_change_no_text_are_exact() -> None:
     assert exact == {"target", "token", "lookup", "engine", "exact"}
     policy = load_policy("exact")[0]
     assert not policy.model_copy(update={"salvage": SalvageTable(min_logprob=-1.0)}).exact
-    assert not policy.model_copy(update={"token": TokenTable(drafter="auto", tolerance=0.1)}).exact
+    assert not policy.model_copy(update={"token": TokenTable(drafter="auto", acceptance="ratio", threshold=0.1)}).exact
     judges = (*policy.judges, AlwaysJudge(kind="always"))
     assert policy.model_copy(update={"judges": judges}).exact  # the other one must accept, too
     assert not policy.model_copy(update={"judges": judges, "judging": "cascade"}).exact
@@ -193,7 +195,24 @@ def test_a_wrong_name_or_combination_is_refused_with_its_place(tmp_path: Path, t
         ("[token]\nnum_tokens = 2.5", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
         ("[token]\nnum_tokens = 65", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
         ('[token]\ndrafter = "medua"', "token.drafter 'medua' is unknown; did you mean 'medusa'? Known: "),
-        ("[token]\ntolerance = 2", "token.tolerance must be at most 1, got 2."),
+        ("[token]\nthreshold = 2", "token.threshold must be at most 1, got 2."),
+        ("[token]\nwindow = 64", "token.window must be below 64, got 64."),
+        ("[token]\nentropy = -1", "token.entropy must be at least 0, got -1."),
+        ('[token]\nacceptance = "fli"', "token.acceptance 'fli' is unknown; did you mean 'fly'? Known: "),
+        ("[token]\ntolerance = 0.1", 'token: tolerance is now acceptance = "typical" with threshold, or "exact"'),
+        ("[token]\nthreshold = 0.5", "token: Acceptance 'exact' does not use threshold."),
+        ("[token]\nexact_digits = true", "token: Acceptance 'exact' does not use exact_digits, "),
+        ('[token]\nacceptance = "ratio"\nthreshold = 0.1', "token: Acceptance 'ratio' needs one of the drafters "),
+        (SUFFIX + 'acceptance = "ratio"', "token: Acceptance 'ratio' needs threshold."),
+        (
+            SUFFIX + 'acceptance = "ratio"\nthreshold = 0.1\nwindow = 2',
+            "token: Acceptance 'ratio' does not use window.",
+        ),
+        (SUFFIX + 'acceptance = "fly"\nwindow = 2', "token: Acceptance 'fly' needs entropy."),
+        (
+            SUFFIX + 'acceptance = "fly"\nwindow = 6\nentropy = 0.3\nnum_tokens = 6',
+            "token: A window of 6 needs more than 6 drafted tokens, got 6.",
+        ),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused(tmp_path: Path, line: str, where: str) -> None:

@@ -43,7 +43,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine.engine import TorchEngine
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.advise.formula import expected_tokens
 from stepspec.evaluation.machine import conditions
@@ -310,12 +310,12 @@ class Subject:
         Raises:
             UsageError: there is no shape with this name.
         """
-        model = CausalModel(random_network(target, dtype), f"random {target}")
+        model = checked_model(random_network(target, dtype), f"random {target}")
         model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
             return cls(engine, *engine.networks(), synthetic=True)
-        drafter = TorchEngine(CausalModel(random_network(draft, dtype), f"random {draft}"), without_text())
+        drafter = TorchEngine(checked_model(random_network(draft, dtype), f"random {draft}"), without_text())
         engine = engine.drafted_by(drafter)
         return cls(engine, *engine.networks(), drafter.describe(), synthetic=True)
 

@@ -33,6 +33,7 @@ from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
 from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.machine import conditions
 
@@ -68,7 +69,7 @@ class Probe:
         """Return a random model that has read more than the longest context into its first slot."""
         if shape not in self.models:
             with torch.inference_mode(False):
-                model = CausalModel(random_network(shape), shape)
+                model = checked_model(random_network(shape), shape)
             for start in range(0, max(self.contexts) + ROOM, CHUNK):
                 model.extend([0], [[id % 1000 for id in range(start, start + CHUNK)]], keep=[[]])
             self.models[shape] = model

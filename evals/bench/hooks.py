@@ -15,7 +15,7 @@ from stepspec.engines.torch_engine.body import FusedBody, sharing_weights
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.memory import SHARE, free_bytes
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.sampling import ACCEPT, Samplers, leading, uniform
+from stepspec.engines.torch_engine.sampling import ACCEPT, Decision, Samplers, leading, uniform
 
 BLIND = "stepspec_blind"
 """Name in transformers of the attention of `blind_model`."""
@@ -63,12 +63,10 @@ def synthetic_acceptance(probability: float | None) -> Generator[None]:
         return
     decide = decode.decide
 
-    def decide_at_random(
-        logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers
-    ) -> tuple[Tensor, Tensor]:
-        _, following = decide(logits, draft, counts, first, how)
+    def decide_at_random(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> Decision:
+        following = decide(logits, draft, counts, first, how).following
         positions = first[:, None] + torch.arange(draft.tokens.shape[1], device=logits.device)
-        return leading(uniform(how.keys, positions, ACCEPT) < probability, counts), following
+        return Decision(leading(uniform(how.keys, positions, ACCEPT) < probability, counts), following)
 
     with patch.object(decode, "decide", decide_at_random):
         yield

@@ -99,10 +99,15 @@ def _check_drafting(policy: Policy, pair: Pair) -> None:
             f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
             "drafter = \"engine\" in its [token] table, choose the policy 'engine', or turn off its speculation."
         )
-    if table.drafter == "engine" and (table.tolerance or table.num_tokens != "auto"):
+    if table.drafter == "engine" and (table.acceptance != "exact" or table.num_tokens != "auto"):
         raise UsageError(
-            f"The policy sets num_tokens or tolerance, which {target.name} controls by itself. Leave them out of its "
+            f"The policy sets num_tokens or acceptance, which {target.name} controls by itself. Leave them out of its "
             "[token] table."
+        )
+    if table.drafter == "none" and table.acceptance != "exact":
+        raise UsageError(
+            f"The policy accepts drafted tokens by {table.acceptance!r}, but {target.name} has no drafter. Set "
+            'acceptance = "exact" in its [token] table.'
         )
     if table.drafter not in ("none", "engine", *target.drafters):
         why = _why_no_draft_model(pair) if table.drafter == "draft-model" and pair.draft is not None else ""

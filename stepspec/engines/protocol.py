@@ -252,9 +252,64 @@ MAX_DRAFTED = 64
 """Maximum number of tokens drafted per round."""
 
 
+AcceptanceRule = Literal["exact", "ratio", "typical", "fly"]
+RULE_SETTINGS: Mapping[AcceptanceRule, tuple[str, ...]] = {
+    "exact": (),
+    "ratio": ("threshold",),
+    "typical": ("threshold",),
+    "fly": ("window", "entropy"),
+}
+"""What each acceptance rule needs; all but `exact` also have `exact_digits`."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Which drafted tokens stand. `exact` keeps the target's distribution; the other rules keep further tokens.
+
+    A token that only another rule keeps is *relaxed*. The rules compare probabilities under the target at temperature
+    1, after penalties, bias and mask. Above temperature 0, top-k, top-p and min-p must leave the token, too. Special
+    tokens and ids that end a text are never relaxed, nor is a token where the most likely one is such a token.
+
+    - `ratio`: the token is at least `threshold` times as likely as the most likely one.
+    - `typical` (arXiv:2401.10774, section 2.3.1): its probability is at least
+      min(threshold, sqrt(threshold) * exp(-entropy)), with the entropy of the whole distribution.
+    - `fly` (arXiv:2511.22972, as in vLLM 0.33): -sum(p log p) over the three most likely tokens is at least `entropy`,
+      in nats, and the exact rule accepts the next `window` tokens of the same draft.
+
+    Raises:
+        UsageError: a setting is missing, out of range, or without effect under the rule.
+    """
+
+    rule: AcceptanceRule = "exact"
+    threshold: float | None = None
+    window: int | None = None
+    entropy: float | None = None
+    exact_digits: bool = False
+    """Whether tokens whose text has a digit are never relaxed either."""
+
+    def __post_init__(self) -> None:
+        needed = RULE_SETTINGS[self.rule]
+        for name in ("threshold", "window", "entropy"):
+            if (getattr(self, name) is None) == (name in needed):
+                raise UsageError(f"Acceptance {self.rule!r} {'needs' if name in needed else 'does not use'} {name}.")
+        if self.exact_digits and self.is_exact:
+            raise UsageError("Acceptance 'exact' does not use exact_digits, because it relaxes no token.")
+        if self.threshold is not None and not 0 < self.threshold <= 1:
+            raise UsageError(f"threshold must be above 0 and at most 1, got {self.threshold}.")
+        if self.window is not None and not 1 <= self.window < MAX_DRAFTED:
+            raise UsageError(f"window must be between 1 and {MAX_DRAFTED - 1}, got {self.window}.")
+        if self.entropy is not None and not 0 <= self.entropy < math.inf:
+            raise UsageError(f"entropy must be at least 0, got {self.entropy}.")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no token is relaxed."""
+        return self.rule == "exact"
+
+
 @dataclass(frozen=True)
 class Drafting:
-    """Token-level speculation in a call. With tolerance 0 it is exact: it changes only the speed.
+    """Token-level speculation in a call. Under the acceptance rule `exact` it changes only the speed.
 
     Exact means that texts have the target's distribution. Above temperature 0, the text of a seed depends on the number
     of drafted tokens. It is reproducible with a fixed number, but not with a number chosen online.
@@ -266,12 +321,8 @@ class Drafting:
     drafter: DrafterName = "none"
     num_tokens: int | None = None
     """Tokens drafted per round; None chooses the number online from measured acceptance and costs."""
-    tolerance: float = 0.0
-    """Typical acceptance (arXiv:2401.10774, section 2.3.1); 0 turns it off. It is not exact.
-
-    It also accepts a drafted token whose probability at temperature 1 is at least
-    min(tolerance, sqrt(tolerance) * exp(-entropy)).
-    """
+    acceptance: Acceptance = Acceptance()
+    """Which drafted tokens stand. Other rules than `exact` need one of `CALL_DRAFTERS`."""
     archive: str = ""
     """Name of the collection of past outputs that a drafter searches and extends.
 
@@ -281,8 +332,14 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
             raise UsageError(f"num_tokens must be between 0 and {MAX_DRAFTED}, got {self.num_tokens}.")
-        if not 0.0 <= self.tolerance <= 1.0:
-            raise UsageError(f"tolerance must be between 0 (exact) and 1, got {self.tolerance}.")
+        if not self.acceptance.is_exact and self.drafter not in CALL_DRAFTERS:
+            raise UsageError(
+                f"Acceptance {self.acceptance.rule!r} needs one of the drafters {', '.join(CALL_DRAFTERS)}, got "
+                f"{self.drafter!r}."
+            )
+        window = self.acceptance.window
+        if window is not None and self.num_tokens is not None and self.num_tokens <= window:
+            raise UsageError(f"A window of {window} needs more than {window} drafted tokens, got {self.num_tokens}.")
 
 
 @dataclass(frozen=True)
@@ -333,6 +390,9 @@ class TokenChunk:
     None without the ability `entropies`."""
     margins: tuple[float, ...] | None = None
     """How much more probable the most likely token is than the second at each id, like `entropies`."""
+    relaxed: tuple[int, ...] | None = None
+    """Positions in `ids` of relaxed tokens, which the exact rule with the same random numbers would have rejected; see
+    `Acceptance`. None if the engine does not know."""
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -628,6 +688,21 @@ def most_likely(logprobs: Mapping[int, float], count: int) -> tuple[tuple[int, f
     return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 
+def read_prompt_logprobs(
+    rows: Sequence[Mapping[int, Any]], ids: Sequence[int], top: int
+) -> tuple[tuple[float, ...], tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Return the log-probabilities of ids, the argmax tokens and the `top` most likely ones, from vLLM's
+    `prompt_logprobs`: for each place a log-probability and a rank by id.
+
+    Raises:
+        KeyError, ValueError: the rows are not those of the ids.
+    """
+    own = tuple(row[id].logprob for row, id in zip(rows, ids, strict=True))
+    choices = tuple({entry.rank: id for id, entry in row.items()}[1] for row in rows)
+    listed = ({id: entry.logprob for id, entry in row.items()} for row in rows)
+    return own, choices, tuple(most_likely(each, top) for each in listed)
+
+
 def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
     """Check that `wanted` tokens fit into the engine's context after a prompt of `prompt_length` tokens.
 
@@ -646,6 +721,19 @@ def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
 
 def _invalid_id(found: object) -> UsageError:
     return UsageError(f"Token ids must be whole numbers from 0 to {MAX_TOKEN_ID}, got {found!r}.")
+
+
+def check_exact(name: str, drafting: Drafting) -> None:
+    """Check that a call to the model called `name` relaxes no token, for engines that cannot.
+
+    Raises:
+        UsageError: it does.
+    """
+    if not drafting.acceptance.is_exact:
+        raise UsageError(
+            f"{name} accepts drafted tokens by its own rule, not by {drafting.acceptance.rule!r}. Serve it with the "
+            "torch engine, or leave out acceptance."
+        )
 
 
 def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequence[int]) -> None:
@@ -695,9 +783,10 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | 
         EngineError: the call ended without a last chunk.
     """
     ids: list[int] = [] if so_far is None else so_far
-    logprobs, entropies, margins = list[float](), list[float](), list[float]()
+    logprobs, entropies, margins, relaxed = list[float](), list[float](), list[float](), list[int]()
     async with aclosing(chunks):
         async for chunk in chunks:
+            relaxed.extend(len(ids) + place for place in chunk.relaxed or ())
             ids.extend(chunk.ids)
             logprobs.extend(chunk.logprobs or ())
             entropies.extend(chunk.entropies or ())
@@ -709,5 +798,6 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | 
                     logprobs=None if chunk.logprobs is None else tuple(logprobs),
                     entropies=None if chunk.entropies is None else tuple(entropies),
                     margins=None if chunk.margins is None else tuple(margins),
+                    relaxed=None if chunk.relaxed is None else tuple(relaxed),
                 )
     raise EngineError("The engine ended a generation without a reason.")

@@ -1,6 +1,6 @@
 """Detects the end of a generation token by token: a delimiter, an end token, or the token limit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stepspec.engines.protocol import ChunkEnd, Stop
 
@@ -35,3 +35,10 @@ class StopMatcher:
                 if delimiter in text:
                     return "delimiter"
         return "length" if self.remaining <= 0 else None
+
+    def feed_all(self, tokens: Sequence[int]) -> tuple[ChunkEnd | None, int]:
+        """Process the next tokens. Return why the generation ends, or None, and how many of the tokens belong to it."""
+        for count, token in enumerate(tokens, 1):
+            if (end := self.feed(token)) is not None:
+                return end, count
+        return None, len(tokens)

@@ -34,10 +34,11 @@ from stepspec.engines.protocol import (
     TokenChunk,
     Verification,
     Verify,
+    check_exact,
     check_ids,
     check_room,
     hash_of,
-    most_likely,
+    read_prompt_logprobs,
     side_by_side,
 )
 from stepspec.engines.stops import StopMatcher
@@ -189,6 +190,7 @@ class VllmEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
         length = len(call.prompt) + len(call.after)
+        check_exact(self.name, call.drafting)
         check_room(self, length, 1)
         check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
@@ -200,11 +202,8 @@ class VllmEngine:
             async for output in outputs:
                 delta = output.outputs[0]
                 num_passes += 1
-                ids, end = list(delta.token_ids), None
-                for count, id in enumerate(ids, 1):
-                    if (end := watch.feed(id)) is not None:
-                        ids = ids[:count]
-                        break
+                end, count = watch.feed_all(delta.token_ids)
+                ids = list(delta.token_ids[:count])
                 logprobs = _logprobs(delta, ids) if call.logprobs else None
                 self._metrics.generated += len(ids)
                 if end is None and delta.finish_reason is not None:
@@ -262,10 +261,7 @@ class VllmEngine:
         if self._route == "fixed ids" and not top:
             return await self._scored_by_ids(ids, salt, start)
         output = await self._one_token(ids, salt, prompt_logprobs=max(1, top))
-        rows = output.prompt_logprobs[start:]
-        logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
-        choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
-        found = tuple(most_likely({id: entry.logprob for id, entry in row.items()}, top) for row in rows)
+        logprobs, choices, found = read_prompt_logprobs(output.prompt_logprobs[start:], ids[start:], top)
         return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0, top=found)
 
     async def _scored_by_ids(self, ids: list[int], salt: str | None, start: int) -> Verification:

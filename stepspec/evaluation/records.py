@@ -83,7 +83,7 @@ class PolicyRecord(Record):
     text: str
     sha256: str
     token_level_exact: bool = True
-    """False for a policy with a tolerance."""
+    """False for a policy that relaxes the acceptance of drafted tokens."""
     step_level_exact: bool = False
     """Whether only steps that the target would have written itself are kept of the draft's."""
     kind: PolicyKind
@@ -535,7 +535,7 @@ class PolicySummary(WithRemoved):
     token_drafted: Count | None = None
     """Tokens drafted at token level, within the target's own text."""
     token_level_exact: bool = True
-    """False for a policy with a tolerance: the target's tokens then do not follow its own distribution."""
+    """False for a policy that relaxes acceptance: the target's tokens then do not follow its own distribution."""
     tokens_per_target_pass: float | None
     """Committed tokens per forward pass of the target."""
     judge_controller_share: float

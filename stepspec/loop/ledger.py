@@ -199,8 +199,8 @@ class Ledger:
         wall = self._since - self._started
         other = max(0.0, wall - sum(self._seconds.values()))
         busy = {f"busy_{role}": seconds for role, seconds in self._busy.items()}
-        firsts: Mapping[str, float | None] = {**self._firsts, "longest_gap": self._longest_gap}
-        return Times(**self._seconds, other=other, wall=wall, **busy, **firsts, reached=tuple(self._reached))
+        seconds = self._seconds | busy | self._firsts
+        return Times(**seconds, other=other, wall=wall, longest_gap=self._longest_gap, reached=tuple(self._reached))
 
 
 async def ahead(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:

@@ -1,12 +1,23 @@
 """What the loop reads of a policy: where steps end, how they are judged and salvaged, and how tokens are drafted."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, Strict, field_validator, model_validator
 
 from stepspec.base.file_model import FileModel, Version, number_or_auto
-from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterChoice, Drafting, Tokenizer
+from stepspec.engines.protocol import (
+    MAX_DRAFTED,
+    Ability,
+    Acceptance,
+    AcceptanceRule,
+    DrafterChoice,
+    DrafterName,
+    Drafting,
+    Tokenizer,
+)
+from stepspec.errors import UsageError
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.judge import AnyJudge, Panel
 
@@ -29,20 +40,45 @@ class StepTable(FileModel):
 
 
 class TokenTable(FileModel):
-    """Token-level speculation inside the target's own writing. Exact unless `tolerance` is above 0."""
+    """Token-level speculation inside the target's own writing. Exact unless `acceptance` is another rule."""
 
     drafter: DrafterChoice = "none"
     """The drafter. `auto` selects the draft model if the target's engine can draft with it, else the engine's built-in
     speculation, else prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
     """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
-    tolerance: float = Field(default=0.0, ge=0, le=1)
-    """Above 0, also accepts drafted tokens that are merely typical of the target (arXiv:2401.10774). Not exact."""
+    acceptance: AcceptanceRule = "exact"
+    """Which drafted tokens stand: those of the `exact` rule, or also those that are nearly as likely as the most likely
+    token (`ratio`), typical of the target (`typical`, arXiv:2401.10774), or followed by exact ones where the target is
+    undecided (`fly`, arXiv:2511.22972). Special tokens are always exact."""
+    threshold: float | None = Field(default=None, gt=0, le=1)
+    """`ratio`: the lowest probability relative to the most likely token's. `typical`: the threshold of the paper."""
+    window: int | None = Field(default=None, ge=1, lt=MAX_DRAFTED)
+    """`fly`: number of tokens after a relaxed one that the exact rule has to accept."""
+    entropy: float | None = Field(default=None, ge=0)
+    """`fly`: the lowest entropy of the target's three most likely tokens, in nats."""
+    exact_digits: bool = False
+    """Whether tokens with a digit are always exact."""
     hint: bool = True
     """Whether lookup drafters draft from what is left of a rejected step when the target writes in its place."""
     archive: str = ""
     """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
     to block."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, table: object) -> object:
+        if isinstance(table, Mapping) and "tolerance" in table:
+            raise ValueError('tolerance is now acceptance = "typical" with threshold, or "exact" in place of 0')
+        return cast("object", table)
+
+    @model_validator(mode="after")
+    def _acceptance_has_its_settings(self) -> "TokenTable":
+        try:
+            self._drafting_by("draft-model" if self.drafter == "auto" else self.drafter)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return self
 
     @model_validator(mode="after")
     def _archive_of_suffix(self) -> "TokenTable":
@@ -59,8 +95,12 @@ class TokenTable(FileModel):
     def drafting(self) -> Drafting:
         """The table as the engine's `Drafting`. `session.fit_policy` must have replaced "auto" first."""
         assert self.drafter != "auto", "the policy was not fitted to its models"
+        return self._drafting_by(self.drafter)
+
+    def _drafting_by(self, drafter: DrafterName) -> Drafting:
         num_tokens = None if self.num_tokens == "auto" else self.num_tokens
-        return Drafting(self.drafter, num_tokens, self.tolerance, self.archive)
+        rule = Acceptance(self.acceptance, self.threshold, self.window, self.entropy, self.exact_digits)
+        return Drafting(drafter, num_tokens, rule, self.archive)
 
 
 class SalvageTable(FileModel):
@@ -111,7 +151,7 @@ class PolicyTables(FileModel, ABC):
     @property
     def token_level_exact(self) -> bool:
         """Whether the target's own text follows the target's distribution."""
-        return self.token.tolerance == 0
+        return self.token.acceptance == "exact"
 
     @property
     def step_level_exact(self) -> bool:

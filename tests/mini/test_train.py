@@ -29,7 +29,8 @@ from evals.training.train import (
     totals_of,
 )
 from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads, load_heads
-from stepspec.engines.torch_engine.model import CausalModel, load_network
+from stepspec.engines.torch_engine.network import load_network
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.mini import WEIGHTS
 
 SMALL = Recipe(
@@ -207,7 +208,7 @@ def test_medusa_heads_are_trained_and_written_beside_the_weights(tmp_path: Path)
     folder = tmp_path / "target"
     shutil.copytree(WEIGHTS / "target", folder, ignore=shutil.ignore_patterns("medusa"))
     train_heads(folder, seed=0, device="cpu", num_steps=3)
-    model = CausalModel(load_network(str(folder), "cpu"), "target")
+    model = checked_model(load_network(str(folder), "cpu"), "target")
     heads = load_heads(folder, model)
     assert heads is not None
     assert heads.heads.shape == (NUM_HEADS, model.vocab_size, model.network.config.hidden_size)

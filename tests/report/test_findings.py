@@ -122,7 +122,7 @@ def test_problems_of_a_run_become_warnings() -> None:
         "10.0% of the answers were cut off",
         "45.9% of the accuracy is by the last number",
         "not be read",
-        "tolerance",
+        "accepted by a relaxed rule",
     ):
         assert words in warnings
 

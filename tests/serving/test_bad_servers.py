@@ -32,8 +32,8 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.detection import found_server
 from stepspec.engines.remote.routers import ROUTERS
-from stepspec.engines.remote.server import RemoteServer
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.mini import WEIGHTS
 
@@ -424,7 +424,7 @@ class Changing:
 async def use(url: str, tokenizer: HuggingFaceTokenizer) -> None:
     """Make every kind of call to a server, and check that the results are valid for the controller."""
     address = Address.parsed(url)
-    engine = RemoteEngine(address, RemoteServer.found(address), tokenizer)
+    engine = RemoteEngine(address, found_server(address), tokenizer)
     buffer, probe = TokenBuffer([5, 6, 7]), Probe((7,), (7, 8))
     try:
         chunk = await collect(engine.generate(Generate(buffer, Sampling(), Stop(1))))

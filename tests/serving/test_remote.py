@@ -18,6 +18,8 @@ from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import (
+    Acceptance,
+    Drafting,
     Generate,
     Probe,
     Sampling,
@@ -71,7 +73,7 @@ def prompts(tokenizer: HuggingFaceTokenizer, num_texts: int = NUM_TEXTS) -> list
 
 
 async def test_loading_detects_what_the_server_supports(remote: RemoteEngine) -> None:
-    server = remote._server
+    server = remote.server
     assert (server.takes_ids, server.gives_ids, server.extended) == (True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
     assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote.address.base}"
@@ -119,7 +121,7 @@ async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: Torc
 
 
 async def test_a_text_follows_its_json_schema(remote: RemoteEngine) -> None:
-    assert remote._server.schema_field == "structured_outputs"
+    assert remote.server.schema_field == "structured_outputs"
     ids, schema = prompts(remote.tokenizer)[0], '{"enum": ["stepspec", "others"]}'
     written = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema)))
     assert written.end == "token"
@@ -169,7 +171,7 @@ async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tm
     plain = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
     vocabulary = [*range(7), *range(40, 90)]
     (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
-    engine = RemoteEngine(plain.address, replace(plain._server, folder=str(tmp_path)), plain.tokenizer)
+    engine = RemoteEngine(plain.address, replace(plain.server, folder=str(tmp_path)), plain.tokenizer)
     prompt = TokenBuffer(prompts(engine.tokenizer)[0])
     hot = Sampling(1.5, seed=1)
     free = await collect(plain.generate(Generate(prompt, hot, Stop(30))))
@@ -264,7 +266,7 @@ async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, ta
 
 async def test_a_server_that_takes_only_text_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
     async with text_server(target_port) as remote:
-        server = remote._server
+        server = remote.server
         assert (server.takes_ids, server.gives_ids) == (False, False)
         assert (server.scores, remote.abilities) == (None, {"label logprobs", "json schema", "forget"})
         (tag,) = remote.tokenizer.encode("</think>")
@@ -295,7 +297,7 @@ async def test_transformers_serve_is_called_with_text(
 ) -> None:
     with transformers_server(vllm, "target", tmp_path) as port:
         remote = RemoteEngine.load(f"http://127.0.0.1:{port}/v1#{WEIGHTS / 'target'}")
-        server = remote._server
+        server = remote.server
         assert (server.takes_ids, server.gives_ids, server.extended, server.num_logprobs) == (False, False, False, 0)
         assert remote.abilities == set()
         for ids in prompts(remote.tokenizer)[:1]:
@@ -337,11 +339,15 @@ async def test_remote_and_torch_pairs_give_the_same_answers(
         ]
 
 
-async def test_a_policy_with_tolerance_is_rejected_for_a_remote_target(target_port: int) -> None:
-    tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"drafter": "engine", "tolerance": 0.1}}
+async def test_relaxed_acceptance_is_rejected_for_a_remote_target(target_port: int) -> None:
+    table = {"drafter": "auto", "acceptance": "ratio", "threshold": 0.1}
+    policy = Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": table})
     pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
-    with pytest.raises(UsageError, match="tolerance"):
-        StepSpec(policy=Policy.model_validate(tolerant), pair=pair)
+    with pytest.raises(UsageError, match="num_tokens or acceptance"):
+        StepSpec(policy=policy, pair=pair)
+    drafting = Drafting("draft-model", acceptance=Acceptance("ratio", 0.1))
+    with pytest.raises(UsageError, match="by its own rule, not by 'ratio'"):
+        await collect(pair.target.generate(Generate(TokenBuffer([1]), Sampling(), Stop(1), drafting)))
 
 
 @pytest.mark.usefixtures("anyio_backend")  # for the fixture that closes the engine

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from stepspec.engines.protocol import Drafting, Sampling, TokenBuffer, Verify
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -50,7 +51,7 @@ def on_device(network: PreTrainedModel, dtype: torch.dtype = torch.float32) -> P
 
 
 def model_on_device(network: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CausalModel:
-    return CausalModel(on_device(network, dtype), "tiny")
+    return checked_model(on_device(network, dtype), "tiny")
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWS, *EXPERTS, "bloom"])

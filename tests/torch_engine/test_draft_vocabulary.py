@@ -25,7 +25,7 @@ from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
 from stepspec.engines.hugging_face import weights_hash
 from stepspec.engines.protocol import Sampling
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import ModelError
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ SOME = (1, 2, 5, 8, 13, 21, 34)
 def test_only_ids_of_the_draft_vocabulary_have_logits(family: str) -> None:
     network, ids = make_network(make_config(family)), random_ids(9)
     expected = slow_logits(network, ids)
-    (found,) = CausalModel(network, "tiny", SOME).extend([0], [ids])
+    (found,) = checked_model(network, "tiny", SOME).extend([0], [ids])
     assert torch.allclose(found[:, SOME], expected[:, SOME], atol=1e-4)
     others = [id for id in range(VOCAB_SIZE) if id not in SOME]
     assert found[:, others].isneginf().all()
@@ -49,7 +49,7 @@ async def test_greedy_text_may_have_ids_outside_the_draft_vocabulary(vocabulary:
     network, prompt = make_network(llama_config()), random_ids(12)
     expected = slow_greedy(network, prompt, 60)
     assert set(expected) - set(vocabulary), "the draft vocabulary has every id of the text"
-    draft = CausalModel(noisy_copy(network, 0.1), "draft", vocabulary)
+    draft = checked_model(noisy_copy(network, 0.1), "draft", vocabulary)
     async with serving(make_model(network), draft) as engine:
         chunk = await generate(engine, prompt, 60, drafting=DRAFTED)
     assert list(chunk.ids) == expected
@@ -60,7 +60,7 @@ async def test_greedy_text_may_have_ids_outside_the_draft_vocabulary(vocabulary:
     "sampling", [Sampling(), Sampling(1.0, seed=3), Sampling(1.0, seed=3, allowed=frozenset({2, 3, 4}))], ids=str
 )
 async def test_a_model_with_a_draft_vocabulary_writes_only_its_ids(sampling: Sampling) -> None:
-    async with serving(CausalModel(make_network(llama_config()), "draft", SOME)) as engine:
+    async with serving(checked_model(make_network(llama_config()), "draft", SOME)) as engine:
         chunk = await generate(engine, random_ids(12), 40, sampling=sampling)
     assert set(chunk.ids) <= set(SOME) & (sampling.allowed or set(SOME))
 
@@ -80,7 +80,7 @@ def test_sampled_texts_have_the_targets_distribution(
     """This holds even if no allowed token is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""
     target = make_network(llama_config(vocab_size=5, initializer_range=0.1), seed=3)
     model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
-    draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
+    draft = DraftModel(checked_model(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
     texts, _ = sample_texts(model, draft, prompt, sampling, num_texts, depth=2)
     assert p_value(texts, joint_distribution(conditional_distributions(target, prompt, 2, sampling))) > FALSE_ALARM
 
@@ -88,7 +88,7 @@ def test_sampled_texts_have_the_targets_distribution(
 def test_a_pass_reads_only_the_scored_rows_of_the_head() -> None:
     network = make_network(llama_config())
     row = network.get_output_embeddings().weight[0].nbytes
-    full, some = CausalModel(make_network(llama_config()), "whole"), CausalModel(network, "some", SOME)
+    full, some = checked_model(make_network(llama_config()), "whole"), checked_model(network, "some", SOME)
     assert full.read_bytes - some.read_bytes == (VOCAB_SIZE - len(SOME)) * row
 
 

@@ -20,7 +20,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ def draft_of(quality: str) -> LlamaForCausalLM:
 async def test_a_ragged_batch_of_four_equals_transformers(prompts, expected, quality: str):
     target = load("target")
     tokenizer = load_tokenizer(str(WEIGHTS / "target"), target.config)
-    engine = TorchEngine(CausalModel(target, "target"), tokenizer, CausalModel(draft_of(quality), "draft"))
+    engine = TorchEngine(checked_model(target, "target"), tokenizer, checked_model(draft_of(quality), "draft"))
     calls = [
         collect(engine.generate(Generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), Drafting("draft-model", 4))))
         for prompt in prompts

@@ -21,7 +21,7 @@ from tiny_models import (
 from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, TokenChunk, collect
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +84,7 @@ async def test_a_text_that_ends_within_a_round_has_no_values_of_tokens_behind_it
 
 async def test_a_draft_vocabulary_is_the_whole_distribution(network: PreTrainedModel) -> None:
     vocabulary = tuple(range(0, VOCAB_SIZE, 3))
-    async with serving(CausalModel(copy.deepcopy(network), "draft", vocabulary)) as engine:
+    async with serving(checked_model(copy.deepcopy(network), "draft", vocabulary)) as engine:
         chunk = await collect(engine.generate(Generate(TokenBuffer(PROMPTS[0]), Sampling(), Stop(9), logprobs=True)))
     rows = slow_logits(network, [*PROMPTS[0], *chunk.ids])[len(PROMPTS[0]) - 1 : -1][:, list(vocabulary)]
     logprobs = rows.log_softmax(-1)

@@ -25,11 +25,12 @@ from transformers import PreTrainedModel
 
 from stepspec.api.model_facts import model_facts
 from stepspec.engines.protocol import DrafterName, Drafting, Probe, TokenBuffer, Verify
-from stepspec.engines.torch_engine import TorchEngine, engine, matrix, model
+from stepspec.engines.torch_engine import TorchEngine, engine, matrix, self_check
 from stepspec.engines.torch_engine.attention import attend
 from stepspec.engines.torch_engine.body import MULTIPLE
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import ModelError, UsageError
 
 pytestmark = [
@@ -49,7 +50,7 @@ def layer_of(network: Any) -> Any:
 
 
 def quantized(network: PreTrainedModel, quantize: Quantization, vocabulary: Sequence[int] | None = None) -> CausalModel:
-    return CausalModel(noisy_copy(network, 0.0), f"tiny {quantize}", vocabulary, quantize)
+    return checked_model(noisy_copy(network, 0.0), f"tiny {quantize}", vocabulary, quantize)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
@@ -64,7 +65,7 @@ def draft(network: PreTrainedModel) -> CausalModel:
 
 async def test_speculation_changes_no_text_of_an_int8_model(network: PreTrainedModel, draft: CausalModel) -> None:
     target = quantized(network, "int8")
-    heads = make_heads(CausalModel(noisy_copy(network, 0.0), "tiny"), 3).to(target.dtype)
+    heads = make_heads(checked_model(noisy_copy(network, 0.0), "tiny"), 3).to(target.dtype)
     async with serving(target, draft, heads=heads) as made:
         plain = [(await generate(made, prompt, NUM_NEW)).ids for prompt in PROMPTS]
         together = await generate_all(made, PROMPTS, NUM_NEW)
@@ -140,7 +141,7 @@ def test_large_packed_weights_are_stored_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(matrix, "_onednn_is_faster", lambda *_: True)
     monkeypatch.setattr(matrix, "FEW_PRODUCTS", 96 * 48)
     own = make_network(llama_config(**SIZES))
-    made = CausalModel(noisy_copy(own, 0.0), "tiny")
+    made = checked_model(noisy_copy(own, 0.0), "tiny")
     assert layer_of(made.network).mlp.up_proj.weight.is_meta
     assert made.weight_bytes == sum(parameter.nbytes for parameter in own.parameters())
     ids = torch.tensor([random_ids(9)])
@@ -219,7 +220,7 @@ def test_wrong_products_are_found_at_load(quantize: Quantization, monkeypatch: p
     monkeypatch.setattr(matrix.Int8Matrix, "product", lambda self, x: right(self, x).clamp(-1, 1))
     with pytest.raises(ModelError, match=f"weights stored as {quantize} are wrong on this machine"):
         quantized(make_network(llama_config(**SIZES)), quantize)
-    assert model.QUANTIZED_TOLERANCE.keys() == {"int8", "int4"}
+    assert self_check.QUANTIZED_TOLERANCE.keys() == {"int8", "int4"}
 
 
 @pytest.mark.parametrize("size", [64, 128])

@@ -32,10 +32,11 @@ from transformers import (
 
 from stepspec.engines import hugging_face
 from stepspec.engines.hugging_face import load_tokenizer, template_problem, weights_hash
-from stepspec.engines.torch_engine import model
+from stepspec.engines.torch_engine import self_check
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.judge import TorchJudge
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.network import load_network
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import ModelError, UsageError
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -91,7 +92,7 @@ def test_models_that_cannot_roll_back_are_rejected_by_their_configuration(kind: 
 def test_models_that_are_not_reproduced_are_rejected_by_their_outputs(kind: str, dtype: torch.dtype) -> None:
     config, reason = NOT_REPRODUCED[kind]
     with pytest.raises(ModelError) as refusal:
-        CausalModel(make_network(config).to(dtype), "odd")
+        checked_model(make_network(config).to(dtype), "odd")
     assert str(refusal.value) == (
         f"The torch engine does not reproduce odd: {reason}. Serve it with vLLM or another server instead."
     )
@@ -99,16 +100,16 @@ def test_models_that_are_not_reproduced_are_rejected_by_their_outputs(kind: str,
 
 def test_a_text_with_unstable_logits_does_not_reject_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Example: SmolLM2 in bfloat16 on special tokens that it was not trained on. Its own logits are noise there."""
-    own_logits = model._own_logits
+    own_logits = self_check._own_logits
 
     def noisy(network: PreTrainedModel, ids: list[int]) -> Tensor:
         logits = own_logits(network, ids)
         return logits if ids[0] != 5 else -logits
 
-    monkeypatch.setattr(model, "_own_logits", noisy)
-    CausalModel(make_network(llama_config()).bfloat16(), "noisy")
+    monkeypatch.setattr(self_check, "_own_logits", noisy)
+    checked_model(make_network(llama_config()).bfloat16(), "noisy")
     with pytest.raises(ModelError, match="off by 2"):
-        CausalModel(make_network(llama_config()), "wrong")
+        checked_model(make_network(llama_config()), "wrong")
 
 
 def save_model(folder: Path, config: PreTrainedConfig | None = None) -> None:
@@ -342,7 +343,7 @@ def test_a_kernel_that_a_model_names_is_not_loaded(tmp_path: Path, key: str) -> 
     save_model(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), key: "someone/kernel"}), "utf-8")
-    network = model.load_network(str(tmp_path), "cpu")
+    network = load_network(str(tmp_path), "cpu")
     assert network.config._attn_implementation == "sdpa"
     TorchJudge.load(str(tmp_path), "cpu")
 
@@ -362,13 +363,13 @@ def test_the_context_ends_where_the_position_encoding_would_change() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
     config = Phi3Config(**GROUPED, rope_parameters=rope, original_max_position_embeddings=64, sliding_window=None)
-    assert CausalModel(make_network(config), "long").max_context == 64
+    assert checked_model(make_network(config), "long").max_context == 64
 
 
 def test_loading_does_not_change_the_global_random_state() -> None:
     network = AutoModelForCausalLM.from_config(llama_config())
     before = torch.get_rng_state()
-    CausalModel(network, "tiny")
+    checked_model(network, "tiny")
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -379,7 +380,7 @@ def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
         network = make_network(llama_config(num_key_value_heads=num_key_heads))
         expected = slow_logits(network, ids)
         with torch.inference_mode():
-            assert torch.allclose(CausalModel(network, "tiny").extend([0], [ids])[0], expected, atol=1e-4)
+            assert torch.allclose(checked_model(network, "tiny").extend([0], [ids])[0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("load", [TorchEngine.load, load_tokenizer])

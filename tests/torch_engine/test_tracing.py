@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, make_config, make_heads, make_model, make_network, noisy_copy, random_ids
 
-from stepspec.engines.protocol import Drafting, Sampling
+from stepspec.engines.protocol import Acceptance, Sampling
 from stepspec.engines.torch_engine.decode import decide, verify_and_accept
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
@@ -28,6 +28,10 @@ SAMPLINGS = {
         Sampling(repetition_penalty=1.2, presence_penalty=0.5, logit_bias=((3, 1.0),)),
     ],
 }
+RULES = {
+    "greedy": [Acceptance("fly", window=1, entropy=0.1), Acceptance("ratio", 0.1)],
+    "mixed": [Acceptance("typical", 0.1), Acceptance()],
+}
 
 
 def filled(network: Any) -> CausalModel:
@@ -39,8 +43,8 @@ def filled(network: Any) -> CausalModel:
 
 def how_for(name: str, vocab_size: int) -> Samplers:
     """Return the sampling settings of two rows, by their name in `SAMPLINGS`."""
-    draftings = [Drafting(tolerance=0.1 if name == "mixed" else 0.0), Drafting()]
-    how = samplers(SAMPLINGS[name], vocab_size, torch.device("cpu"), draftings)
+    kinds = torch.zeros(vocab_size, dtype=torch.int8)
+    how = samplers(SAMPLINGS[name], vocab_size, torch.device("cpu"), RULES[name], kinds)
     if how.penalties is None:
         return how
     return how._replace(seen=Seen(torch.zeros(2, vocab_size, dtype=torch.bool), torch.zeros(2, vocab_size)))

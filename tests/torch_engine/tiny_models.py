@@ -47,6 +47,7 @@ from stepspec.engines.protocol import (
 from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.self_check import checked_model
 
 VOCAB_SIZE = 48
 CONTEXT = 512
@@ -174,7 +175,7 @@ def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool =
 
     `uses_graphs`: whether rounds have the fixed shapes that captured graphs need.
     """
-    model = CausalModel(copy.deepcopy(network), name)
+    model = checked_model(copy.deepcopy(network), name)
     model.uses_graphs = uses_graphs
     return model
 
@@ -268,9 +269,7 @@ class CountingModel(CausalModel):
     @classmethod
     def of(cls, network: PreTrainedModel) -> "CountingModel":
         counting = object.__new__(cls)
-        counting.num_read = []
-        CausalModel.__init__(counting, copy.deepcopy(network), "counting")
-        counting.num_read.clear()
+        counting.__dict__ = checked_model(copy.deepcopy(network), "counting").__dict__ | {"num_read": []}
         return counting
 
     @contextmanager

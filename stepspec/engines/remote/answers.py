@@ -1,11 +1,8 @@
 """Models of server responses, with only the fields that stepspec uses, in all formats that servers use."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from stepspec.engines.protocol import Tokenizer
@@ -207,52 +204,6 @@ class ServerModels(BaseModel):
     """A response of `/v1/models`."""
 
     data: list[ServerModel]
-
-
-class GenerateMeta(BaseModel):
-    """Metadata from SGLang's `/generate`: log-probability, id and text of each token."""
-
-    input_token_logprobs: list[tuple[Logprob | None, int, Any]] = []
-    input_top_logprobs: list[list[tuple[Logprob | None, int, Any]] | None] = []
-    cached_tokens: Count | None = None
-
-
-class Generated(BaseModel):
-    """A response of SGLang's `/generate`."""
-
-    output_ids: list[int] = Field(min_length=1)
-    meta_info: GenerateMeta
-
-
-class TokenScores(BaseModel):
-    """A response of vLLM's `/inference/v1/generate` with the log-probabilities of given tokens, as a NumPy file."""
-
-    class GeneratedTokens(BaseModel):
-        """The generated tokens."""
-
-        token_ids: list[int] = Field(min_length=1)
-
-    choices: list[GeneratedTokens] = Field(min_length=1)
-    prompt_token_id_logprobs: str | None = None
-    """None if the prefix cache held the given tokens too, so that the server did not read them."""
-    usage: ServerUsage | None = None
-
-    def logprobs(self) -> tuple[float, ...]:
-        """Return the log-probability of the first given token at each position.
-
-        Raises:
-            ValueError: there is no file, or it is not an array of one column of finite numbers.
-        """
-        if self.prompt_token_id_logprobs is None:
-            raise ValueError("no log-probabilities")
-        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs, validate=True)) as file:
-            try:
-                found = np.load(file, allow_pickle=False)
-            except EOFError as error:
-                raise ValueError("an empty file") from error
-        if found.ndim != 2 or found.shape[1] != 1 or found.dtype.kind != "f" or not np.isfinite(found).all():
-            raise ValueError("no column of finite numbers")
-        return tuple(found[:, 0].tolist())
 
 
 def validated(kind: type[A], address: Address, found: Any, what: str) -> A:

@@ -105,14 +105,13 @@ class GenerateCall(EngineCall):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids, details = tuple(row.beyond[row.num_after + self.num_sent :]), row.details
-        chunk = TokenChunk(ids)
+        start, details = row.num_after + self.num_sent, row.details
+        ids = tuple(row.beyond[start:])
+        chunk = TokenChunk(ids, relaxed=tuple(place - start for place in row.relaxed if place < len(row.beyond)))
+        row.relaxed.clear()
         if details is not None:
-            new = slice(self.num_sent, None)
-            logprobs, entropies, margins = (
-                tuple(each[new]) for each in (details.logprobs, details.entropies, details.margins)
-            )
-            chunk = replace(chunk, logprobs=logprobs, entropies=entropies, margins=margins)
+            columns = [tuple(column) for column in zip(*details[self.num_sent :], strict=True)] or [()] * 3
+            chunk = replace(chunk, logprobs=columns[0], entropies=columns[1], margins=columns[2])
         self.num_sent += len(ids)
         if row.end is not None:
             done = self.metrics

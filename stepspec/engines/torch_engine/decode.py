@@ -11,23 +11,25 @@ come back in one copy.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stepspec.engines.metrics import EngineMetrics
-from stepspec.engines.torch_engine import sampling
+from stepspec.engines.torch_engine import relaxation, sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.graphs import Captured, bucket, captured, graph_inputs
 from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
 from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
-from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
+from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Decision, Samplers, uniform
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 
-Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], tuple[Tensor, Tensor]]
+Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], Decision]
 
 
 def verify_and_accept(
@@ -54,7 +56,8 @@ def verify_and_accept(
 
     Returns:
         The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
-        tokens; columns 1 to n + 1 are these tokens and the one that follows. The hidden states gave that last one.
+        tokens; columns 1 to n + 1 are these tokens and the one that follows. A relaxed token x is stored as -x - 1. The
+        hidden states gave the last token.
         A detailed outcome is float64 with 3 * (K + 1) further columns, the details of each token.
     """
     hidden = target.read(positions, torch.cat([last[:, None], draft.tokens], 1))
@@ -80,18 +83,19 @@ def accept(
     seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
     own = target.logits(hidden)  # [B, K + 1, V]
     logits = sampling.edited(own, how, seen, partial=partial)
-    num_kept, following = decide(logits, draft, counts, starts + 1, how)
+    num_kept, following, relaxed = decide(logits, draft, counts, starts + 1, how)
     index = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, index, following[:, None])
     row_hidden = hidden.gather(1, index[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
-    outcome = torch.cat([index, emitted], 1)
+    marked = emitted if relaxed is None else torch.where(pad(relaxed, (0, 1)), ~emitted, emitted)
+    outcome = torch.cat([index, marked], 1)
     if detailed:  # float64 holds every token id, so one copy brings all of it to the host
         outcome = torch.cat([outcome.double(), sampling.details(own, emitted).flatten(1).double()], 1)
     return outcome, row_hidden
 
 
-def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> tuple[Tensor, Tensor]:
-    """Return how many drafted tokens each row accepts and which token follows them, [B] each.
+def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> Decision:
+    """Decide which drafted tokens stand and which token follows them.
 
     Args:
         logits: [B, K + 1, V].
@@ -100,16 +104,29 @@ def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Sam
         first: positions of the first drafted tokens, [B].
         how: sampling settings of the rows.
     """
-    override = sampling.overrides(logits, draft.tokens, how)
-    if how.temperature is None:
-        return sampling.accept_choices(logits.argmax(-1), draft.tokens, counts, override)
-    p = sampling.distributions(logits, how)
+    drafted, p = draft.tokens, None if how.temperature is None else sampling.distributions(logits, how)
+    relax = None
+    if how.relaxation is not None and drafted.shape[1]:
+        relax = partial(_relaxed, logits[:, :-1], drafted, p, how, how.relaxation)
+    if p is None:
+        return sampling.accept_choices(logits.argmax(-1), drafted, counts, relax)
     positions = first[:, None] + torch.arange(logits.shape[1], device=logits.device)
     noise = uniform(how.keys, positions, RESAMPLE)
     if draft.distributions is None:
-        return sampling.accept_choices(sampling.draw(p, noise), draft.tokens, counts, override)
+        return sampling.accept_choices(sampling.draw(p, noise), drafted, counts, relax)
     accept_noise = uniform(how.keys, positions[:, :-1], ACCEPT)
-    return sampling.accept(p, draft.distributions, draft.tokens, counts, accept_noise, noise, override)
+    return sampling.accept(p, draft.distributions, drafted, counts, accept_noise, noise, relax)
+
+
+def _relaxed(
+    logits: Tensor, drafted: Tensor, p: Tensor | None, how: Samplers, rules: relaxation.Relaxation, accepted: Tensor
+) -> Tensor:
+    """Return what `relaxation.relaxed` does, without tokens that top-k, top-p and min-p leave out. p: [B, K + 1, V]."""
+    found = relaxation.relaxed(rules, logits, drafted, accepted)
+    if p is None:
+        return found
+    possible = p[:, :-1].gather(-1, drafted[..., None])[..., 0] > 0
+    return found & (possible if how.greedy is None else possible | how.greedy[:, None])
 
 
 def write_next(
@@ -186,7 +203,7 @@ class Rounds:
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
         seen, partial = None if how.seen is None else how.seen.before(), self._target.vocabulary is not None
         edited = sampling.edited(logits[:, None], how, seen, partial=partial)
-        _, tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how)
+        tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how).following
         if any(row.details is not None for row in rows):
             details = sampling.details(logits[:, None], tokens[:, None]).tolist()
         else:
@@ -258,9 +275,12 @@ class Rounds:
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
             before, num_kept = len(row.beyond), int(values[0])
-            tokens, numbers = values[1 : num_kept + 2], values[num_tokens + 2 :]
+            tokens, numbers = [int(value) for value in values[1 : num_kept + 2]], values[num_tokens + 2 :]
             details = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) if detailed else None
-            num_accepted = row.emit([int(token) for token in tokens], num_kept, details)
+            if how.relaxation is not None:
+                row.relaxed += [before + place for place, token in enumerate(tokens) if token < 0]
+                tokens = [~token if token < 0 else token for token in tokens]
+            num_accepted = row.emit(tokens, num_kept, details)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.beyond) - before)
@@ -320,7 +340,8 @@ class Rounds:
                 [row.sampling for row in rows],
                 self._target.vocab_size,
                 self._target.device,
-                [row.drafting for row in rows],
+                [row.drafting.acceptance for row in rows],
+                next((row.kinds for row in rows if row.kinds is not None), None),
             )
             if self._how.penalties is not None:
                 seen = [self._seen(row) for row in rows]

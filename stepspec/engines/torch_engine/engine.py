@@ -47,9 +47,12 @@ from stepspec.engines.torch_engine.drafters import Drafters, Parts
 from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
-from stepspec.engines.torch_engine.model import CausalModel, load_network
-from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.network import load_network
+from stepspec.engines.torch_engine.relaxation import token_kinds
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.scheduler import Scheduler
+from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
 from stepspec.errors import EngineError, StepSpecError, UsageError
 
@@ -148,6 +151,7 @@ class TorchEngine:
         self._threads = threads or default_threads(
             model.num_parameters, model.make_trial() if model.device.type == "cpu" else None
         )
+        self._kinds: torch.Tensor | None = None
         self._grammars = Grammars(tokenizer, model.vocab_size)
         self.make_room(budget)
         self._metrics = EngineMetrics()
@@ -200,7 +204,7 @@ class TorchEngine:
             network = load_network(name, device, chosen)
             tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
-            model = CausalModel(network, title, vocabulary, quantize)
+            model = checked_model(network, title, vocabulary, quantize)
             model.shorten(options.max_model_len)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 
@@ -290,7 +294,9 @@ class TorchEngine:
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
-        constraint = None
+        constraint = kinds = None
+        if not drafting.acceptance.is_exact:
+            kinds = await asyncio.to_thread(self._token_kinds)
         if call.json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, call.json_schema)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
@@ -309,7 +315,8 @@ class TorchEngine:
                 constraint,
                 beyond=[*call.after],
                 num_after=len(call.after),
-                details=TokenDetails() if call.logprobs else None,
+                details=[] if call.logprobs else None,
+                kinds=kinds,
             ),
             chunks=asyncio.Queue(),
         )
@@ -372,6 +379,12 @@ class TorchEngine:
         """Stop the engine's thread. Calls in progress fail."""
         self._close()
         await asyncio.to_thread(self._thread.join)
+
+    def _token_kinds(self) -> torch.Tensor:
+        """Return the kinds of all tokens. The first call takes up to a second."""
+        if self._kinds is None:
+            self._kinds = token_kinds(self.tokenizer, self.model.vocab_size, self.model.device)
+        return self._kinds
 
     def _submit(self, task: Task) -> None:
         with self._closing:

@@ -3,21 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import ChunkEnd, Drafting, Sampling, TokenBuffer
 from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.constraint import Constraint
 from stepspec.engines.torch_engine.sampling import Seen
 from stepspec.engines.torch_engine.slots import Slot
-
-
-@dataclass(frozen=True)
-class TokenDetails:
-    """What a call returns about the tokens that it generates, one value for each."""
-
-    logprobs: list[float] = field(default_factory=list[float])
-    entropies: list[float] = field(default_factory=list[float])
-    margins: list[float] = field(default_factory=list[float])
 
 
 @dataclass(eq=False)  # rows are compared by identity
@@ -42,7 +35,11 @@ class BatchRow:
     seen: Seen | None = None  # the tokens in the first `num_seen` ids, [V]; set if there is a penalty
     num_seen: int = 0
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
-    details: TokenDetails | None = None
+    details: list[Sequence[float]] | None = None
+    """Log-probability, entropy and margin of each generated token; None if the call does not return them."""
+    relaxed: list[int] = field(default_factory=list[int])
+    """Positions in `beyond` of relaxed tokens that were not sent yet; also of those behind the end of the text."""
+    kinds: Tensor | None = None  # see `relaxation.token_kinds`; set if the call relaxes tokens
 
     @property
     def length(self) -> int:
@@ -72,19 +69,11 @@ class BatchRow:
             num_drafted: how many of them were drafted.
             details: log-probability, entropy and margin of each token, if the row returns them.
         """
-        before = len(self.beyond)
-        for token in tokens:
-            self.beyond.append(token)
-            self.end = self.watch.feed(token)
-            if self.end is not None:
-                break
+        self.end, count = self.watch.feed_all(tokens)
+        self.beyond += tokens[:count]
         if self.details is not None and details is not None:
-            kept = details[: len(self.beyond) - before]
-            for logprob, entropy, margin in kept:
-                self.details.logprobs.append(logprob)
-                self.details.entropies.append(entropy)
-                self.details.margins.append(margin)
+            self.details += details[:count]
         if self.constraint is not None:
             ended = self.end == "token"
-            self.constraint.consume(self.beyond[before : len(self.beyond) - ended], ended=ended)
-        return min(num_drafted, len(self.beyond) - before)
+            self.constraint.consume(tokens[: count - ended], ended=ended)
+        return min(num_drafted, count)

@@ -9,13 +9,14 @@ waits for the host.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepspec.engines.protocol import Drafting, Sampling
+from stepspec.engines.protocol import Acceptance, Sampling
+from stepspec.engines.torch_engine.relaxation import Relaxation, relaxation_of
 
 DRAFT, ACCEPT, RESAMPLE = range(3)
 """Purposes of random numbers. Different purposes never share a number."""
@@ -67,7 +68,7 @@ class Samplers(NamedTuple):
     bias: Tensor | None = None  # [B, V]; -inf where a token is not allowed
     allowed: Tensor | None = None  # bool [B, K + 1, V], tokens allowed at the K + 1 positions of a round
     seen: Seen | None = None  # the tokens in each row's text, [B, V]; set if `penalties` are
-    tolerance: Tensor | None = None
+    relaxation: Relaxation | None = None
 
     @property
     def edits(self) -> bool:
@@ -76,9 +77,21 @@ class Samplers(NamedTuple):
 
 
 def samplers(
-    rows: Sequence[Sampling], vocab_size: int, device: torch.device, draftings: Sequence[Drafting] = ()
+    rows: Sequence[Sampling],
+    vocab_size: int,
+    device: torch.device,
+    rules: Sequence[Acceptance] = (),
+    kinds: Tensor | None = None,
 ) -> Samplers:
-    """Return the rows' settings as tensors. The caller sets `seen` and `allowed`."""
+    """Return the rows' settings as tensors. The caller sets `seen` and `allowed`.
+
+    Args:
+        rows: their sampling settings.
+        vocab_size: V.
+        device: of the tensors.
+        rules: their acceptance rules; exact by default.
+        kinds: see `relaxation.token_kinds`; needed if a rule is not exact.
+    """
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
@@ -91,12 +104,11 @@ def samplers(
     )
     edited = any(row.logit_bias or row.allowed is not None for row in rows)
     bias = torch.stack([_bias(row, vocab_size, device) for row in rows]) if edited else None
-    tolerances = [drafting.tolerance for drafting in draftings]
     how = Samplers(
         keys,
         penalties=penalties if any(row.depends_on_text for row in rows) else None,
         bias=bias,
-        tolerance=column(tolerances) if any(tolerances) else None,
+        relaxation=relaxation_of(rules, kinds),
     )
     if all(row.temperature == 0 for row in rows):
         return how
@@ -211,27 +223,12 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
-def overrides(logits: Tensor, drafted: Tensor, how: Samplers) -> Tensor | None:
-    """Return which drafted tokens typical acceptance accepts regardless of the exact rule, bool [B, K].
+class Decision(NamedTuple):
+    """What stands of the drafted tokens of B rows."""
 
-    Typical acceptance (arXiv:2401.10774, section 2.3.1) uses the distributions at temperature 1.
-
-    Args:
-        logits: [B, K + 1, V].
-        drafted: drafted tokens, [B, K].
-        how: sampling settings of the rows.
-
-    Returns:
-        The mask; None if no row has a tolerance, or nothing was drafted.
-    """
-    if drafted.shape[1] == 0 or how.tolerance is None:
-        return None
-    logprobs = logits[:, : drafted.shape[1]].log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(-1)
-    tolerance = how.tolerance[:, None]
-    bound = torch.minimum(tolerance, tolerance.sqrt() * (-entropy).exp())
-    probability = logprobs.gather(-1, drafted[..., None])[..., 0].exp()
-    return (tolerance > 0) & (probability >= bound)
+    num_kept: Tensor  # how many, [B]
+    following: Tensor  # the token after them, [B]
+    relaxed: Tensor | None = None  # which of them the exact rule rejects, bool [B, K]
 
 
 def accept(
@@ -241,9 +238,9 @@ def accept(
     counts: Tensor,
     accept_noise: Tensor,
     resample_noise: Tensor,
-    override: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return how many drafted tokens each row accepts, [B], and the token that follows them, [B].
+    relax: Callable[[Tensor], Tensor] | None = None,
+) -> Decision:
+    """Accept drafted tokens that were sampled from distributions.
 
     Args:
         p: the target's distributions at each drafted position and one beyond, [B, K + 1, V].
@@ -252,22 +249,22 @@ def accept(
         counts: how many of them each row has, [B].
         accept_noise: uniform random numbers in [0, 1), [B, K].
         resample_noise: uniform random numbers in [0, 1), one for each position, [B, K + 1].
-        override: tokens to accept regardless of the rule, bool [B, K].
+        relax: returns which further tokens to keep, bool [B, K], from those that the exact rule accepts.
     """
     width, vocab_size = drafted.shape[1], p.shape[-1]
     column = drafted[..., None]
     p_drafted, q_drafted = p[:, :width].gather(-1, column)[..., 0], q.gather(-1, column)[..., 0]
     # The strict u * q < p never accepts a token of probability 0, even at u = 0.
-    num_kept = leading(_with_override(accept_noise * q_drafted < p_drafted, override), counts)
+    num_kept, relaxed = _kept(accept_noise * q_drafted < p_drafted, counts, relax)
     index = num_kept[:, None, None].expand(-1, 1, vocab_size)
     p_next, q_next = p.gather(1, index)[:, 0], q.gather(1, index.clamp(max=width - 1))[:, 0]
     distribution = torch.where((num_kept == counts)[:, None], p_next, residual(p_next, q_next))
-    return num_kept, draw(distribution, resample_noise.gather(1, num_kept[:, None])[:, 0])
+    return Decision(num_kept, draw(distribution, resample_noise.gather(1, num_kept[:, None])[:, 0]), relaxed)
 
 
 def accept_choices(
-    choices: Tensor, drafted: Tensor, counts: Tensor, override: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    choices: Tensor, drafted: Tensor, counts: Tensor, relax: Callable[[Tensor], Tensor] | None = None
+) -> Decision:
     """Accept drafted tokens that agree with the target's own choices; for drafts without distributions.
 
     The choices are the argmax tokens, or samples from the target's distributions. A token x is accepted with
@@ -277,23 +274,29 @@ def accept_choices(
         choices: the target's token at each drafted position and one beyond, [B, K + 1].
         drafted: drafted tokens, [B, K].
         counts: how many of them each row has, [B].
-        override: tokens to accept regardless of the rule, bool [B, K].
-
-    Returns:
-        How many drafted tokens each row accepts, [B], and the token that follows them, [B].
+        relax: see `accept`.
     """
-    num_kept = leading(_with_override(choices[:, : drafted.shape[1]] == drafted, override), counts)
-    return num_kept, choices.gather(1, num_kept[:, None])[:, 0]
+    num_kept, relaxed = _kept(choices[:, : drafted.shape[1]] == drafted, counts, relax)
+    return Decision(num_kept, choices.gather(1, num_kept[:, None])[:, 0], relaxed)
 
 
-def _with_override(accepted: Tensor, override: Tensor | None) -> Tensor:
-    return accepted if override is None else override | accepted
+def _kept(accepted: Tensor, counts: Tensor, relax: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor | None]:
+    """Return how many tokens stand before the first that does not, [B], and which tokens are relaxed, bool [B, K]."""
+    if relax is None:
+        return leading(accepted, counts), None
+    inside = _inside(accepted, counts)
+    relaxed = relax(accepted & inside) & inside
+    return leading(accepted | relaxed, counts), relaxed
 
 
 def leading(kept: Tensor, counts: Tensor) -> Tensor:
     """Return how many of each row's first `counts` [B] values of `kept` [B, K] are true before the first false; [B]."""
-    kept = kept & (torch.arange(kept.shape[1], device=kept.device) < counts[:, None])
-    return kept.long().cumprod(1).sum(1)
+    return (kept & _inside(kept, counts)).long().cumprod(1).sum(1)
+
+
+def _inside(tokens: Tensor, counts: Tensor) -> Tensor:
+    """Return which columns of tokens [B, K] are among each row's first `counts` [B], bool [B, K]."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]
 
 
 def draw(distribution: Tensor, noise: Tensor) -> Tensor:

@@ -286,7 +286,7 @@ def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
             "drafting did not pay in the measurements at the start of the run. It may pay on an idle machine."
         )
     if not policy.token_level_exact:
-        yield f"{name}: token-level speculation has a tolerance, so the target's text does not follow its distribution."
+        yield f"{name}: drafted tokens are accepted by a relaxed rule, so the text is not as the target would write it."
 
 
 def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:

@@ -1,7 +1,7 @@
 """Drafting by heads on the target's last hidden state (arXiv:2401.10774), verified exactly by rejection sampling.
 
 Head i predicts the token i positions after the newest one, without seeing the predictions in between. Acceptance is
-exact, unless `Drafting.tolerance` enables the paper's typical acceptance.
+exact, unless `Drafting.acceptance` enables the paper's typical acceptance.
 """
 
 from collections.abc import Sequence

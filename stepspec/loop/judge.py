@@ -222,7 +222,7 @@ def _as_judge(value: Any) -> Judge:
     known, kind = ", ".join(map(repr, judge_kinds())), table.get("kind")
     if kind is None:
         raise PydanticCustomError("kind_missing", "needs a kind. Known: {known}", {"known": known})
-    if kind in REMOVED:
+    if isinstance(kind, str) and kind in REMOVED:
         context = {"kind": kind, "other": REMOVED[kind]}
         raise PydanticCustomError("judge_removed", "the judge {kind} was removed in 0.2.0; use {other}", context)
     if kind not in judge_kinds():

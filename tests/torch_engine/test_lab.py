@@ -30,11 +30,13 @@ from evals.bench.lab import (
     Text,
     all_figures,
     chosen_settings,
+    draw_by_block,
     fronts,
     num_rounds,
     positions,
     read_rows,
 )
+from stepspec.engines.torch_engine.sampling import draw
 from stepspec.errors import UsageError
 from stepspec.evaluation.run.problem_reader import EvalProblem
 
@@ -175,6 +177,15 @@ def test_above_temperature_0_the_exact_rule_keeps_the_distribution_of_the_target
     assert found[0].entropy == pytest.approx(-(p * p.log()).sum().item())
 
 
+def test_a_token_is_the_same_if_its_block_is_drawn_first() -> None:
+    generator = torch.Generator().manual_seed(0)
+    distributions = (3 * torch.randn(200, 1000, generator=generator)).softmax(1)
+    distributions[:, 120:400] = 0
+    noise = torch.rand(200, dtype=torch.float64, generator=generator)
+    noise[0] = 0
+    assert torch.equal(draw_by_block(distributions, noise), draw(distributions, noise))
+
+
 def row(problem: int, setting: str, trace: str, *, right: bool = True, **how: Any) -> Row:
     status, kept = (
         "correct" if right else "incorrect",
@@ -215,7 +226,7 @@ def test_a_front_has_what_no_other_setting_beats_in_speed_and_loss() -> None:
         for name, (times, loss) in points.items()
     ]
     first, *_ = fronts(found)
-    assert first == "front at temperature 0.6, c = 0.06, r = 0: fast 3.00× (-10.0), good 2.00× (+0.0)"
+    assert first == "front at c = 0.06, r = 0: fast 3.00× (-10.0), good 2.00× (+0.0)"
 
 
 def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
@@ -232,7 +243,7 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     assert {(each.problem, each.setting): each for each in after} == before
     assert (done := bench("lab", "--report", file, "--json", report)).returncode == 0, done.stderr
     assert report.exists()
-    assert "front at temperature 0, c = 0.06" in done.stdout
+    assert "front at c = 0.06" in done.stdout
     assert "Give --rows" in bench("lab").stderr
 
 

@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -187,6 +187,8 @@ class Reply:
     chunk_size: int = 1_000_000
     token_drafted: int = 0
     token_accepted: int = 0
+    relaxed: Collection[int] = ()
+    """Positions of relaxed tokens."""
     logprobs: Mapping[int, float] | None = None
     """Log-probs by position, for a call that asks for them; -0.1 elsewhere. Entropies are twice as high, negated."""
 
@@ -276,12 +278,15 @@ class ScriptedEngine:
             await asyncio.sleep(reply.delay_s)
             ids: list[int] = []
             logprobs: list[float] = []
+            num_passes = 0
 
             def chunk() -> TokenChunk:
+                start = num_passes - len(ids)
+                relaxed = tuple(place - start for place in reply.relaxed if start <= place < num_passes)
                 if not call.logprobs:
-                    return TokenChunk(tuple(ids))
+                    return TokenChunk(tuple(ids), relaxed=relaxed)
                 details = {"entropies": tuple(-2 * each for each in logprobs), "margins": (0.5,) * len(ids)}
-                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), **details)
+                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), relaxed=relaxed, **details)
 
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)

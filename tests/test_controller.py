@@ -633,6 +633,19 @@ async def test_token_level_speculation_is_requested_and_counted_wherever_the_tar
     assert stage.draft.calls[0].drafting == Drafting()
 
 
+async def test_relaxed_tokens_are_counted_and_the_first_one_is_found() -> None:
+    token = {"drafter": "draft-model", "num_tokens": 3, "acceptance": "ratio", "threshold": 0.1}
+    writes = [Reply(ONE + END + ANSWER, chunk_size=3, relaxed=(2, 3, 8))]
+    play = await Stage(alone("target", token=token), target_replies=writes).play()
+    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (3, 2)
+    stage = Stage(
+        score(token=token), [ONE, TWO, END], [ONE, Opinion(rating=BAD), END], [Reply(TWO, relaxed=[1]), ANSWER]
+    )
+    play = await stage.play()
+    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (1, len(stage.tokenizer.encode(ONE)) + 1)
+    assert not play.result.token_level_exact
+
+
 @pytest.mark.parametrize(
     ("salvage", "temperature", "written", "hint"),
     [

@@ -288,6 +288,10 @@ class ResultRow(Record):
     steps_accepted: Count
     token_drafted: Count
     token_accepted: Count
+    relaxed_tokens: Count = 0
+    """Tokens that stand by a relaxed acceptance rule alone."""
+    first_relaxed: Count | None = None
+    """Tokens of the text before the first of them; None if there is none."""
     target_passes: Count
     steps: list[StepRecord] = []
     reached: list[tuple[Count, Seconds]] = []
@@ -534,6 +538,8 @@ class PolicySummary(WithRemoved):
     token_acceptance: float | None
     token_drafted: Count | None = None
     """Tokens drafted at token level, within the target's own text."""
+    relaxed_share: float | None = None
+    """Share of the committed tokens that stand by a relaxed acceptance rule alone; None under an exact rule."""
     token_level_exact: bool = True
     """False for a policy that relaxes acceptance: the target's tokens then do not follow its own distribution."""
     tokens_per_target_pass: float | None

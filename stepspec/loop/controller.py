@@ -100,6 +100,7 @@ def _result(request: Request) -> Result:
         not_proposed=_not_proposed(request),
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,
+        first_relaxed=ledger.first_relaxed,
         token_rounds=ledger.token_rounds,
         judged_steps=tuple(request.judged_steps or ()),
     )

@@ -44,6 +44,8 @@ class Counts:
     token_drafted: int = 0
     """Tokens drafted by token-level speculation inside the target's writing."""
     token_accepted: int = 0
+    relaxed_tokens: int = 0
+    """Tokens that stand by a relaxed rule alone, see `stepspec.engines.protocol.Acceptance`."""
     target_passes: int = 0
     """Forward passes of the target, judging included, without those of calls that were cancelled."""
     judge_calls: int = 0

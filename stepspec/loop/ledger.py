@@ -58,6 +58,8 @@ class Ledger:
         self._reached: list[tuple[int, float]] = []
         self.token_rounds: TokenRounds | None = None
         """Rounds of token-level speculation; None if the target's engine does not report them."""
+        self.first_relaxed: int | None = None
+        """Tokens of the text before its first relaxed one; None if there is none."""
         self.cached: int | None = None
         """Prompt tokens that the target's first call found cached; None before that call."""
 
@@ -157,6 +159,13 @@ class Ledger:
         self.waited("target", chunk.queue_s)
         if chunk.end is not None and first:
             self.found_cached(chunk.cached)
+
+    def relaxed(self, chunk: TokenChunk, num_before: int) -> None:
+        """Count the relaxed tokens of a chunk that follows `num_before` tokens of the text."""
+        if chunk.relaxed:
+            self.add(relaxed_tokens=len(chunk.relaxed))
+            if self.first_relaxed is None:
+                self.first_relaxed = num_before + chunk.relaxed[0]
 
     def found_cached(self, num_tokens: int) -> None:
         """Record the cached tokens of the first target call. Later calls also find this request's own tokens."""

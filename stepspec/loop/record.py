@@ -134,6 +134,10 @@ class RequestRecord:
         """A chunk of a call of the target has come, see `Ledger.add_target_call`."""
         self._ledger.add_target_call(chunk, first=first)
 
+    def relaxed(self, chunk: TokenChunk, num_before: int) -> None:
+        """A chunk of the target follows some tokens of the text, see `Ledger.relaxed`."""
+        self._ledger.relaxed(chunk, num_before)
+
     def verified(self, seen: Verification, *, first: bool = True) -> None:
         """The target has made a pass. `first`: whether it may be the first one of the request."""
         self._ledger.waited("judge", seen.queue_s)

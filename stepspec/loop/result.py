@@ -99,6 +99,8 @@ class Result:
     """Name of the policy, or the summary of one without a name."""
     token_level_exact: bool = True
     """Whether the target's own text follows its distribution. False under a policy that relaxes acceptance."""
+    first_relaxed: int | None = None
+    """Tokens of the text before the first one that stands by a relaxed rule alone; None if there is none."""
     note: str | None = None
     """Sentences, if the question is unlike the training data of a pair that stepspec provides, if a judge or a server
     failed, or if the model did not write the answer that it was asked for; else None."""

@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from servers import needs_vllm
 from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
-from stepspec.engines.protocol import TokenBuffer, Verify
+from stepspec.engines.protocol import Generate, TokenBuffer, TokenChunk, Verification, Verify
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, TargetError
@@ -92,9 +92,13 @@ class RecordingEngine(RemoteEngine):
         super().__init__(*arguments)
         self.buffers: dict[TokenBuffer, int] = {}
 
-    def _conversation(self, prompt: TokenBuffer) -> Any:
-        self.buffers.setdefault(prompt, len(prompt))
-        return super()._conversation(prompt)
+    def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
+        self.buffers.setdefault(call.prompt, len(call.prompt))
+        return super().generate(call)
+
+    async def verify(self, call: Verify) -> Verification:
+        self.buffers.setdefault(call.prompt, len(call.prompt))
+        return await super().verify(call)
 
     def written_after(self, prompt: list[int]) -> list[int]:
         (written,) = (

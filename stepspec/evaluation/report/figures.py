@@ -87,6 +87,11 @@ TOKENS_ACCEPTED = Column(
     "share of the tokens drafted by token-level speculation that were accepted",
     lambda each: (cells.percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
 )
+TOKENS_RELAXED = Column(
+    "tokens relaxed",
+    "share of the committed tokens that stand by a relaxed acceptance rule alone",
+    lambda each: (cells.percent(each.relaxed_share), ""),
+)
 TOKENS_PER_PASS = Column(
     "tokens per pass",
     "tokens committed per forward pass of the target",
@@ -227,7 +232,7 @@ GROUPS: Mapping[str, Sequence[Column]] = {
         ACCURACY_WITHOUT_FAILED,
     ),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
-    "Speculation": (STEPS_PROPOSED, STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
+    "Speculation": (STEPS_PROPOSED, STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_RELAXED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER, LONGEST_GAP),
     "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO),
     "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, FAILED),

@@ -272,6 +272,8 @@ def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRo
         steps_accepted=result.counts.steps_accepted,
         token_drafted=result.counts.token_drafted,
         token_accepted=result.counts.token_accepted,
+        relaxed_tokens=result.counts.relaxed_tokens,
+        first_relaxed=result.first_relaxed,
         target_passes=result.counts.target_passes,
         steps=[_step_record(step, with_text=False) for step in result.steps],
         reached=list(result.times.reached),

@@ -156,7 +156,7 @@ class Tally:
         return Share.pooled([accepted[problem] for problem in judged], list(judged.values()))
 
 
-ADDED_UP = {"token_drafted", "token_accepted", "target_passes"}
+ADDED_UP = {"token_drafted", "token_accepted", "relaxed_tokens", "target_passes"}
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:

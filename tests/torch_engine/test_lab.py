@@ -232,15 +232,15 @@ def test_a_front_has_what_no_other_setting_beats_in_speed_and_loss() -> None:
 def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     file, report = tmp_path / "rows.jsonl", tmp_path / "report.json"
     command = ["lab", "--pair", "embedded", "--benchmark", "gsm-mini", "--skip", "3", "--limit", "2", "--tokens", "24"]
-    command += ["--settings", "target,ratio-0.1", "--rows"]
+    command += ["--settings", "target,ratio-0.1", "--temperature", "0", "--temperature", "0.6", "--rows"]
     assert (done := bench(*command, file)).returncode == 0, done.stderr
-    before = {(each.problem, each.setting): each for each in read_rows(file)}
-    assert len(before) == 4
+    before = {(each.problem, each.setting, each.temperature): each for each in read_rows(file)}
+    assert len(before) == 8
     file.write_bytes(file.read_bytes()[:-9])
     assert (done := bench(*command, file)).returncode == 0, done.stderr
     after = read_rows(file)
-    assert len(after) == 4
-    assert {(each.problem, each.setting): each for each in after} == before
+    assert len(after) == 8
+    assert {(each.problem, each.setting, each.temperature): each for each in after} == before
     assert (done := bench("lab", "--report", file, "--json", report)).returncode == 0, done.stderr
     assert report.exists()
     assert "front at c = 0.06" in done.stdout

@@ -7,6 +7,7 @@ from scripted import Reply, Stage
 
 from stepspec.errors import EngineError
 from stepspec.loop.breaker import Breaker
+from stepspec.loop.draft import DraftWriter
 from stepspec.loop.policy import load_policy
 
 
@@ -79,7 +80,7 @@ async def test_a_storm_of_requests_opens_it_if_the_draft_fails_and_not_if_it_is_
         stage = Stage(policy, [reply])
         stage.request.breaker = breaker
         stop, ids = stage.request.transcript.rest_of_step(100), list[int]()
-        assert await stage.request.draft_text(stop, ids) is None
+        assert await DraftWriter(stage.request).text(stop, ids) is None
 
     await asyncio.gather(*(ask() for _ in range(8)))
     assert breaker.is_closed == is_closed
@@ -94,7 +95,7 @@ async def test_requests_that_wait_while_the_draft_serves_others_do_not_open_it()
     async def ask(reply: Reply) -> bool:
         stage = Stage(policy, [reply])
         stage.request.breaker = breaker
-        return await stage.request.draft_text(stage.request.transcript.rest_of_step(100), []) is not None
+        return await DraftWriter(stage.request).text(stage.request.transcript.rest_of_step(100), []) is not None
 
     waiting, served = [Reply(hangs=True)] * 8, [Reply("One.\n\n", delay_s=0.05)]
     assert await asyncio.gather(*map(ask, waiting + served)) == [False] * 8 + [True]

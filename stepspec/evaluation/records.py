@@ -539,7 +539,8 @@ class PolicySummary(WithRemoved):
     token_drafted: Count | None = None
     """Tokens drafted at token level, within the target's own text."""
     relaxed_share: float | None = None
-    """Share of the committed tokens that stand by a relaxed acceptance rule alone; None under an exact rule."""
+    """Share of the committed tokens that stand by a relaxed acceptance rule alone; None in results from before this
+    field existed."""
     token_level_exact: bool = True
     """False for a policy that relaxes acceptance: the target's tokens then do not follow its own distribution."""
     tokens_per_target_pass: float | None

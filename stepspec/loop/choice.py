@@ -251,7 +251,8 @@ class StepChoice:
     def continues(self, num_tokens: int) -> bool:
         """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by
         the times of both models."""
-        return self._target_s is None or self.costs.continues(max(1, num_tokens), self._target_s)
+        target_s = self._target_s
+        return target_s is None or self.costs.continues(max(1, num_tokens), target_s)
 
     def patience_s(self, num_unread: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no

@@ -77,6 +77,7 @@ class Committer:
             self.origin, self.num_from_draft = "draft", step.num_written
         else:
             self._request.record.written(len(step.ids), "forced")
+            self._request.record.relaxed(step.relaxed, self._request.num_written)
         self._request.transcript.extend(step.ids)
         self.close_step(verdict)
 
@@ -146,8 +147,6 @@ class Committer:
         request.record.ended_step()
         steps = request.transcript.steps
         request.only_target = bool(steps) and request.limits.step_opens_call(len(steps) - 1)
-        if steps:
-            request.thinking.close(steps)
         request.tell_committed()
 
     def _note(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:

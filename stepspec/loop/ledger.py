@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -160,12 +160,12 @@ class Ledger:
         if chunk.end is not None and first:
             self.found_cached(chunk.cached)
 
-    def relaxed(self, chunk: TokenChunk, num_before: int) -> None:
-        """Count the relaxed tokens of a chunk that follows `num_before` tokens of the text."""
-        if chunk.relaxed:
-            self.add(relaxed_tokens=len(chunk.relaxed))
+    def relaxed(self, positions: Sequence[int], num_before: int) -> None:
+        """Count relaxed tokens, by their positions after `num_before` tokens of the text."""
+        if positions:
+            self.add(relaxed_tokens=len(positions))
             if self.first_relaxed is None:
-                self.first_relaxed = num_before + chunk.relaxed[0]
+                self.first_relaxed = num_before + positions[0]
 
     def found_cached(self, num_tokens: int) -> None:
         """Record the cached tokens of the first target call. Later calls also find this request's own tokens."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -25,7 +25,7 @@ Fate = Literal["regenerated", "forced"]
 
 
 class RequestRecord:
-    """What has happened in one request. The parts of the loop tell it, and nothing else counts.
+    """What has happened in one request. The parts of the loop call it, and nothing else counts.
 
     Args:
         ledger: counts and times.
@@ -134,9 +134,9 @@ class RequestRecord:
         """A chunk of a call of the target has come, see `Ledger.add_target_call`."""
         self._ledger.add_target_call(chunk, first=first)
 
-    def relaxed(self, chunk: TokenChunk, num_before: int) -> None:
-        """A chunk of the target follows some tokens of the text, see `Ledger.relaxed`."""
-        self._ledger.relaxed(chunk, num_before)
+    def relaxed(self, positions: Sequence[int] | None, num_before: int) -> None:
+        """Some of the target's tokens that are committed are relaxed, see `Ledger.relaxed`."""
+        self._ledger.relaxed(positions or (), num_before)
 
     def verified(self, seen: Verification, *, first: bool = True) -> None:
         """The target has made a pass. `first`: whether it may be the first one of the request."""

@@ -34,6 +34,8 @@ class Proposal:
     """Whether the draft repeated itself or was too unsure."""
     seconds: float = 0.0
     """Seconds in which the draft wrote it."""
+    relaxed: tuple[int, ...] = ()
+    """Positions in `ids` of the target's relaxed tokens."""
 
     @classmethod
     def of(cls, chunk: TokenChunk, text: str) -> "Proposal":
@@ -41,7 +43,8 @@ class Proposal:
         count = len(chunk.written)
         details = (chunk.logprobs, chunk.entropies, chunk.margins)
         logprobs, entropies, margins = (None if each is None else each[:count] for each in details)
-        return cls(chunk.ids, text, count, logprobs, entropies, margins, chunk.end or "length")
+        end, relaxed = chunk.end or "length", chunk.relaxed or ()
+        return cls(chunk.ids, text, count, logprobs, entropies, margins, end, relaxed=relaxed)
 
     @property
     def written(self) -> tuple[int, ...]:

@@ -85,8 +85,6 @@ class StepLoop:
             await self.committer.write_step()
         new = range(num_before, len(transcript.steps))
         request.only_target = any(map(request.limits.step_opens_call, new))
-        for index in new:
-            request.thinking.close(transcript.steps[: index + 1])
 
     def _close_rest(self) -> None:
         """Commit a step that a limit has cut."""

@@ -79,7 +79,6 @@ class TargetWriter:
             async with asyncio.timeout_at(request.limits.deadline):
                 chunk = await collect(request.target.generate(call), ids)
         request.record.called(chunk, first=not after)
-        request.record.relaxed(chunk, request.num_written + len(after))
         count = transcript.num_before_ending(chunk.written, after, whole=True)
         text = request.tokenizer.decode(transcript.visible(chunk.ids[:count]))
         return replace(Proposal.of(chunk, text), num_written=count)
@@ -112,7 +111,7 @@ class TargetWriter:
                     break
                 chunk = following
                 record.generated(len(chunk.ids))
-                record.relaxed(chunk, request.num_written)
+                record.relaxed(chunk.relaxed, request.num_written)
                 transcript.extend(chunk.ids)
                 record.emit(transcript.emit())
                 waited_s += await self.wait_for_reader()
@@ -180,7 +179,7 @@ class TargetWriter:
                     record.draft_waited(chunk.queue_s)
                 else:
                     record.generated(len(chunk.ids), "forced")
-                    record.relaxed(chunk, request.num_written)
+                    record.relaxed(chunk.relaxed, request.num_written)
                     record.called(chunk)
                 record.emit(transcript.write_on(chunk.ids, writer))
                 request.tell_committed()

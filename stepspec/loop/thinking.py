@@ -59,8 +59,8 @@ class ThinkingBoundary(ABC):
         """Return the text that the caller has, after a failure."""
 
     @abstractmethod
-    def close(self, steps: Sequence[Step]) -> None:
-        """Note that the last of these steps was committed."""
+    def close(self, text: str, before: str) -> None:
+        """Note that a step was committed after one with the text `before`."""
 
     @abstractmethod
     def answers(self, texts: Sequence[str], *, before: str = "", ends: bool) -> bool:
@@ -93,7 +93,7 @@ class MarkedThinking(ThinkingBoundary):
     def committed_text(self, steps: Sequence[Step], open_text: str, answer: str) -> str:
         return "".join(step.text for step in steps) + answer
 
-    def close(self, steps: Sequence[Step]) -> None:
+    def close(self, text: str, before: str) -> None:
         pass
 
     def answers(self, texts: Sequence[str], *, before: str = "", ends: bool) -> bool:
@@ -117,9 +117,8 @@ class PlainThinking(ThinkingBoundary):
     def committed_text(self, steps: Sequence[Step], open_text: str, answer: str) -> str:
         return "".join(step.text for step in steps) + open_text
 
-    def close(self, steps: Sequence[Step]) -> None:
-        texts = ["", *(step.text for step in steps[-2:])][-2:]
-        self._has_answered |= marks_answer(texts[1], texts[0])
+    def close(self, text: str, before: str) -> None:
+        self._has_answered |= marks_answer(text, before)
 
     def answers(self, texts: Sequence[str], *, before: str = "", ends: bool) -> bool:
         pairs = pairwise([before, *texts])

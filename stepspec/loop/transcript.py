@@ -165,6 +165,7 @@ class Transcript:
         if ids:
             text = self.open_text + rest
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
+            self._format.close(text, self.last_text)
             self.steps.append(step)
             self.num_thought += len(ids)
             yield StepCommitted(step, in_answer=self._format.steps_are_answer)

@@ -57,7 +57,6 @@ def summarise(
                 **(_strict_accuracy(tally) if run.reading != "strict" else {}),
                 "accuracy_kept": kept.get(policy),
                 "token_level_exact": run.policies[policy].token_level_exact,
-                **({"relaxed_share": None} if run.policies[policy].token_level_exact else {}),
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
                 "stretches": places.get(policy, []),

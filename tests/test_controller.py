@@ -31,6 +31,7 @@ pytestmark = pytest.mark.anyio
 RATING = {"kind": "rating", "threshold": 7}
 LIKELIHOOD = {"kind": "likelihood", "threshold": -3.0}
 KEEP = {"min_logprob": 0.0}
+RATIO = {"drafter": "draft-model", "num_tokens": 3, "acceptance": "ratio", "threshold": 0.1}
 ONE, TWO, THREE = "One two.\n\n", "Three four five.\n\n", "Six seven.\n\n"  # 4, 5 and 4 tokens
 END = "</think>"
 ANSWER = "So 9.<|end|>"  # 5 tokens
@@ -634,16 +635,45 @@ async def test_token_level_speculation_is_requested_and_counted_wherever_the_tar
 
 
 async def test_relaxed_tokens_are_counted_and_the_first_one_is_found() -> None:
-    token = {"drafter": "draft-model", "num_tokens": 3, "acceptance": "ratio", "threshold": 0.1}
-    writes = [Reply(ONE + END + ANSWER, chunk_size=3, relaxed=(2, 3, 8))]
-    play = await Stage(alone("target", token=token), target_replies=writes).play()
-    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (3, 2)
-    stage = Stage(
-        score(token=token), [ONE, TWO, END], [ONE, Opinion(rating=BAD), END], [Reply(TWO, relaxed=[1]), ANSWER]
-    )
+    writes = [Reply(ONE, chunk_size=3, relaxed=(2, 3)), Reply(TWO, relaxed=(1,)), END, ANSWER]
+    stage = Stage(alone("target", token=RATIO), target_replies=writes)
     play = await stage.play()
-    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (1, len(stage.tokenizer.encode(ONE)) + 1)
+    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (3, 2)
     assert not play.result.token_level_exact
+    rules = [call.drafting.acceptance.rule for call in stage.target.calls if call.drafting]
+    assert rules == ["ratio", "ratio", "ratio", "exact"], "the answer is exact"
+    assert [step[0] for step in play.steps] == ["target", "target"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize(
+    ("step", "last"),
+    [("One is \\boxed{4}.\n\n", TWO), ("The answer is 4.\n\n", TWO), ("One four.<|end|>", "One two.<|end|>")],
+    ids=["a box", "an answer in words", "the end of the text"],
+)
+async def test_no_relaxed_token_is_in_an_answer(step: str, last: str, temperature: float) -> None:
+    """The step that would have one is written again without: from there, or above temperature 0 as a whole."""
+    writes = [Reply(ONE, relaxed=(0,)), Reply(step, relaxed=(1, 2)), last, "Two.<|end|>"]
+    stage = Stage(alone("target", token=RATIO), target_replies=writes, temperature=temperature, tags=False)
+    play = await stage.play()
+    # Above temperature 0 nothing of it is kept, so that the step before it might become the last one, and goes too.
+    before = "" if temperature else ONE + stage.tokenizer.decode(stage.tokenizer.encode(step)[:1])
+    assert play.result.answer.startswith(before + last.removesuffix("<|end|>"))
+    assert play.counted.get("relaxed_tokens", 0) == (not temperature)
+    num_dropped = len(stage.tokenizer.encode(ONE + step)) - len(stage.tokenizer.encode(before))
+    assert play.counted["discarded"] == num_dropped
+    seeds = [call.sampling.seed for call in stage.target.calls if call.sampling]
+    assert len(set(seeds[:2])) == 1
+    assert (seeds[2] == seeds[1]) is not bool(temperature)
+
+
+async def test_a_deadline_in_a_relaxed_step_leaves_what_was_committed() -> None:
+    writes = [Reply(ONE, relaxed=(1,)), Reply(TWO, chunk_size=1, gap_s=60.0)]
+    stage = Stage(alone("target", token=RATIO), target_replies=writes)
+    stage.request.limits.options = RequestOptions(deadline_s=0.2)
+    play = await stage.play()
+    assert (play.result.reasoning, play.result.finish_reason, play.result.limit) == (ONE, "length", "deadline")
+    assert play.counted["discarded"] == 1
 
 
 @pytest.mark.parametrize(

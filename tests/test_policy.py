@@ -84,7 +84,10 @@ def test_exactly_the_policies_that_change_no_text_are_exact() -> None:
     assert exact == {"target", "token", "lookup", "engine", "exact"}
     policy = load_policy("exact")[0]
     assert not policy.model_copy(update={"salvage": SalvageTable(min_logprob=-1.0)}).exact
-    assert not policy.model_copy(update={"token": TokenTable(drafter="auto", acceptance="ratio", threshold=0.1)}).exact
+    relaxed = TokenTable(drafter="auto", acceptance="ratio", threshold=0.1)
+    assert not load_policy("token")[0].model_copy(update={"token": relaxed}).exact
+    with pytest.raises(ValidationError, match="acceptance 'ratio' is for family 'target', not 'score'"):
+        Policy.model_validate({**policy.model_dump(), "token": relaxed})
     judges = (*policy.judges, AlwaysJudge(kind="always"))
     assert policy.model_copy(update={"judges": judges}).exact  # the other one must accept, too
     assert not policy.model_copy(update={"judges": judges, "judging": "cascade"}).exact

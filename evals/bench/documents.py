@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evals.bench import agent_runs, conversation, distance, engines, exactness, overhead, servers
+from evals.bench import agent_runs, conversation, distance, engines, exactness, lab, overhead, servers
 from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
@@ -85,6 +85,7 @@ MEASURED: Mapping[str, Measured] = {
     "distance": Measured(distance.Distances, distance.HEADS, distance.rows_of, distance.in_words),
     "engines": Measured(engines.Engines, engines.HEADS, engines.rows_of, engines.in_words, has_intervals=False),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
+    "lab": Measured(lab.Findings, ("temperature", *lab.HEADS, *lab.COST_HEADS), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),

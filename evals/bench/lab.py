@@ -368,6 +368,8 @@ class Findings(Conditions):
     """The file that `python -m evals.bench lab --json` writes."""
 
     version: Literal[1] = 1
+    pair: str
+    benchmark: str
     costs: tuple[tuple[float, float], ...] = COSTS
     figures: list[Figures]
 
@@ -440,6 +442,7 @@ def fronts(found: Sequence[Figures]) -> Iterator[str]:
 
 
 HEADS = ("setting", "problems", "correct", "difference", "relaxed", "refused", "a round")
+COST_HEADS = tuple(f"c {c:g}" for c, _ in COSTS)
 
 
 def cells(each: Figures) -> list[str]:
@@ -451,6 +454,16 @@ def cells(each: Figures) -> list[str]:
         UNKNOWN if each.per_round is None else f"{each.per_round:.2f}",
         *([f"{times:.2f}× ({number})" for times, number in each.speeds] or [UNKNOWN] * len(COSTS)),
     ]
+
+
+def rows_of(found: Findings) -> list[list[str]]:
+    """Return the rows of the table in the documents, with the temperature before the cells of `HEADS`."""
+    return [[f"{each.temperature:g}", *cells(each)] for each in found.figures]
+
+
+def in_words(found: Findings) -> str:
+    """Return what was measured."""
+    return f"pair `{found.pair}`, both models in int8; problems of {found.benchmark}"
 
 
 def chosen_settings(names: str | None) -> dict[str, Setting]:
@@ -515,9 +528,11 @@ def main(
                 num_tokens += len(text.out)
                 meter.show(f"{num_tokens / (time.perf_counter() - since):.1f} tokens/s", number, len(texts))
     found = all_figures(read_rows(file))
-    heads, outputs = [*HEADS, *(f"c {c:g}" for c, _ in COSTS)], list[Table | str]()
+    outputs = list[Table | str]()
     for at in dict.fromkeys(each.temperature for each in found):
         own = [each for each in found if each.temperature == at]
         title = f"temperature {at:g}; times the target at the best number of drafted tokens"
-        outputs += [cells_table(title, heads, map(cells, own)), *fronts(own)]
-    finish(outputs, Findings.model_validate({**about, "figures": found}), json_file)
+        outputs += [cells_table(title, (*HEADS, *COST_HEADS), map(cells, own)), *fronts(own)]
+    finish(
+        outputs, Findings.model_validate({**about, "pair": pair, "benchmark": benchmark, "figures": found}), json_file
+    )

@@ -77,7 +77,6 @@ class Committer:
             self.origin, self.num_from_draft = "draft", step.num_written
         else:
             self._request.record.written(len(step.ids), "forced")
-            self._request.record.relaxed(step.relaxed, self._request.num_written)
         self._request.transcript.extend(step.ids)
         self.close_step(verdict)
 

@@ -175,6 +175,8 @@ class Policy(FamilyTables, PolicyTables):
         for table, field in FamilyTables.model_fields.items():
             if self.family != table and getattr(self, table) != field.default:
                 raise ValueError(f"a [{table}] table has no effect in family {self.family!r}")
+        if not self.token_level_exact and self.family != "target":
+            raise ValueError(f"acceptance {self.token.acceptance!r} is for family 'target', not {self.family!r}")
         if self.salvage is not None and not self.settings.reads_steps:
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
         if self.step.abort_entropy is not None and not self.settings.speculates:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal, cast
 
 from pydantic import Field, Strict, field_validator, model_validator
@@ -50,7 +51,7 @@ class TokenTable(FileModel):
     acceptance: AcceptanceRule = "exact"
     """Which drafted tokens stand: those of the `exact` rule, or also those that are nearly as likely as the most likely
     token (`ratio`), typical of the target (`typical`, arXiv:2401.10774), or followed by exact ones where the target is
-    undecided (`fly`, arXiv:2511.22972). Special tokens are always exact."""
+    undecided (`fly`, arXiv:2511.22972). Only for thinking in family `target`, and never for special tokens."""
     threshold: float | None = Field(default=None, gt=0, le=1)
     """`ratio`: the lowest probability relative to the most likely token's. `typical`: the threshold of the paper."""
     window: int | None = Field(default=None, ge=1, lt=MAX_DRAFTED)
@@ -96,6 +97,11 @@ class TokenTable(FileModel):
         """The table as the engine's `Drafting`. `session.fit_policy` must have replaced "auto" first."""
         assert self.drafter != "auto", "the policy was not fitted to its models"
         return self._drafting_by(self.drafter)
+
+    @property
+    def exact_drafting(self) -> Drafting:
+        """The same with the exact rule."""
+        return replace(self.drafting, acceptance=Acceptance())
 
     def _drafting_by(self, drafter: DrafterName) -> Drafting:
         num_tokens = None if self.num_tokens == "auto" else self.num_tokens

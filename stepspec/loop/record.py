@@ -134,9 +134,9 @@ class RequestRecord:
         """A chunk of a call of the target has come, see `Ledger.add_target_call`."""
         self._ledger.add_target_call(chunk, first=first)
 
-    def relaxed(self, positions: Sequence[int] | None, num_before: int) -> None:
+    def relaxed(self, positions: Sequence[int], num_before: int) -> None:
         """Some of the target's tokens that are committed are relaxed, see `Ledger.relaxed`."""
-        self._ledger.relaxed(positions or (), num_before)
+        self._ledger.relaxed(positions, num_before)
 
     def verified(self, seen: Verification, *, first: bool = True) -> None:
         """The target has made a pass. `first`: whether it may be the first one of the request."""

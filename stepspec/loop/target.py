@@ -96,7 +96,7 @@ class TargetWriter:
             return 0.0
         room = request.limits.room if num_tokens is None else min(request.limits.room, num_tokens)
         stop, table = transcript.rest_of_step(room), request.policy.token
-        call = Generate(transcript.buffer, request.sampling, stop, table.drafting, hint if table.hint else ())
+        call = Generate(transcript.buffer, request.sampling, stop, table.exact_drafting, hint if table.hint else ())
         num_before, chunk, waited_s = len(transcript.open_ids), TokenChunk(()), 0.0
         async with aclosing(punctual(request.target.generate(call), request.limits.deadline)) as chunks:
             while not request.answer.stopped:
@@ -111,7 +111,6 @@ class TargetWriter:
                     break
                 chunk = following
                 record.generated(len(chunk.ids))
-                record.relaxed(chunk.relaxed, request.num_written)
                 transcript.extend(chunk.ids)
                 record.emit(transcript.emit())
                 waited_s += await self.wait_for_reader()
@@ -164,7 +163,7 @@ class TargetWriter:
         request, transcript, record = self._request, self._request.transcript, self._request.record
         draft = request.draft if request.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
-        drafting = Drafting() if draft else request.policy.token.drafting
+        drafting = Drafting() if draft else request.policy.token.exact_drafting
         call = Generate(transcript.buffer, request.sampling, stop, drafting, json_schema=json_schema)
         record.begins_writing(alone=True)
         async with aclosing(punctual((draft or request.target).generate(call), request.limits.deadline)) as chunks:
@@ -179,7 +178,6 @@ class TargetWriter:
                     record.draft_waited(chunk.queue_s)
                 else:
                     record.generated(len(chunk.ids), "forced")
-                    record.relaxed(chunk.relaxed, request.num_written)
                     record.called(chunk)
                 record.emit(transcript.write_on(chunk.ids, writer))
                 request.tell_committed()

@@ -478,7 +478,7 @@ class PolicySummary(WithRemoved):
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
-    removed_fields = frozenset({"by_last_number"})
+    removed_fields = frozenset({"by_last_number", "n_for_five_percent"})
 
     n: Count
     accuracy: float
@@ -585,8 +585,6 @@ class PolicySummary(WithRemoved):
     """Mean share of all processors that other programs used meanwhile. Earlier: `others`."""
     n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
-    n_for_five_percent: Count | None = None
-    """Problems needed for an interval of ±5% of the speedup."""
 
 
 class Matched(Record):

@@ -192,7 +192,6 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         first_answer_s=percentiles(figures.first_answer_s for figures in timed),
         longest_gap_s=percentiles(figures.longest_gap_s for figures in timed),
         n_for_one_point=delta and delta.n_for_half_width(WANTED_ACCURACY_WIDTH),
-        n_for_five_percent=pairs.n_for_speedup(policy),
     )
 
 

@@ -16,7 +16,6 @@ from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRo
 from stepspec.evaluation.repeats import Samples
 from stepspec.evaluation.run.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
-from stepspec.evaluation.stats import LatencyPercentiles as Quantiles
 from stepspec.evaluation.stats.runs import Floats
 
 Key = tuple[str, int]
@@ -166,9 +165,9 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
 
 
 def percentiles_of(values: Sequence[float]) -> Percentiles:
-    """Return the percentiles of at least one value, as stored in results."""
-    quantiles = Quantiles.of(values)
-    return Percentiles(p50=quantiles.p50, p90=quantiles.p90, p99=quantiles.p99)
+    """Return the percentiles of at least one value. With fewer than 100, `p99` is close to the maximum."""
+    p50, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99]).tolist()
+    return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
 @dataclass(frozen=True)

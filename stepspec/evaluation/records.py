@@ -304,6 +304,11 @@ class ResultRow(Record):
         """Problem, policy and repeat, which identify a row in its run."""
         return self.problem, self.policy, self.repeat
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the text was not cut off by the token limit and has an answer."""
+        return self.finish_reason != "length" and self.status != "no_answer"
+
     def on(self, node: "Node | None") -> "ResultRow":
         """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
         return self if node is None or self.node else self.model_copy(update={"node": node.name})

@@ -66,14 +66,13 @@ class Tally:
 
     def add(self, row: ResultRow) -> None:
         """Add a row."""
-        answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
             correct=row.status == "correct",
             strictly_correct=row.strict_status == "correct",
             answer=row.answer,
             wall_s=row.wall_s,
             committed=row.tokens.committed,
-            answered=answered,
+            answered=row.is_answered,
             judged=row.steps_judged,
             accepted=row.steps_accepted,
             parts=parts_of(row),

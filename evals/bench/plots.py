@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evals.bench.conversation import Conversations, range_in_words
-from stepspec.evaluation.report import read_results
+from evals.bench.results import read_results
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas
 from stepspec.evaluation.report.plots.tradeoff import tradeoff

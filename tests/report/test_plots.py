@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
+from evals.bench.results import read_results
 from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.bars import fates
 from stepspec.evaluation.report.plots.judges import places_accepted
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
-from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.run import summarise
 from stepspec.evaluation.stats import wilson

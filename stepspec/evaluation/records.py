@@ -309,6 +309,10 @@ class ResultRow(Record):
         """Whether the text was not cut off by the token limit and has an answer."""
         return self.finish_reason != "length" and self.status != "no_answer"
 
+    def without_steps(self) -> "ResultRow":
+        """Return the row without what grows with its text, to keep many in memory."""
+        return self.model_copy(update={"steps": [], "reached": []})
+
     def on(self, node: "Node | None") -> "ResultRow":
         """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
         return self if node is None or self.node else self.model_copy(update={"node": node.name})

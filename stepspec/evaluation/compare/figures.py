@@ -19,11 +19,11 @@ Key = tuple[str, int]
 
 
 def rows_of(rows: Iterable[ResultRow], policies: Collection[str]) -> Mapping[str, Mapping[Key, ResultRow]]:
-    """Return the rows of these policies, by policy and without what grows with the texts."""
+    """Return the rows of these policies, by policy and without their steps."""
     by_policy: dict[str, dict[Key, ResultRow]] = {policy: {} for policy in policies}
     for row in rows:
         if row.policy in by_policy:
-            by_policy[row.policy][row.problem, row.repeat] = row.model_copy(update={"steps": [], "reached": []})
+            by_policy[row.policy][row.problem, row.repeat] = row.without_steps()
     return by_policy
 
 

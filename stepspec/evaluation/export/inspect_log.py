@@ -167,7 +167,7 @@ class _InspectLog:
 
     def _usage(self) -> dict[str, int]:
         rows = self._source.outcomes[self._policy]
-        return _usage(sum(row.num_prompt_tokens for row in rows), sum(row.num_tokens for row in rows))
+        return _usage(sum(row.num_prompt_tokens for row in rows), sum(row.tokens.committed for row in rows))
 
     def _role_usage(self) -> dict[str, dict[str, int]]:
         """Return the tokens that target and draft read and wrote, if their engines report them."""

@@ -1,4 +1,4 @@
-"""Reads a run for its export: a few figures of every row are in memory, steps and texts stay on disk."""
+"""Reads a run for its export: the figures of every row are in memory, steps and texts stay on disk."""
 
 import hashlib
 from collections import defaultdict
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from stepspec.evaluation.records import Block, ResultRow, RunRecord, Trace
 from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, natural_order, read_run, says
@@ -16,31 +15,14 @@ PROBLEMS_AT_HAND = 128
 """Number of problems whose traces are cached, more than a run has between two rows of one problem."""
 
 
-class ExportedFigures(NamedTuple):
-    """The figures of a row that stay in memory."""
-
-    problem: str
-    correct: float
-    """1 or 0. An answer that could not be parsed or graded counts as not correct."""
-    wall_s: float
-    num_prompt_tokens: int
-    num_tokens: int
-    """Committed tokens."""
-
-    @classmethod
-    def of(cls, row: ResultRow) -> "ExportedFigures":
-        """Build from a row, without its steps and counts."""
-        return cls(row.problem, float(row.status == "correct"), row.wall_s, row.num_prompt_tokens, row.tokens.committed)
-
-
 @dataclass(frozen=True)
 class ExportedRun:
     """A run to be exported."""
 
     folder: Path
     run: RunRecord
-    outcomes: Mapping[str, Sequence[ExportedFigures]]
-    """By policy. Policies without a row are left out."""
+    outcomes: Mapping[str, Sequence[ResultRow]]
+    """The rows by policy, without their steps. Policies without a row are left out."""
     problems: Sequence[str]
     """In the order of their ids, `line-2` before `line-10`. A run stores no other order."""
     traces: TraceIndex
@@ -54,9 +36,9 @@ class ExportedRun:
             StepSpecError: a file cannot be read.
         """
         run = read_run(folder)
-        by_policy: defaultdict[str, list[ExportedFigures]] = defaultdict(list)
+        by_policy: defaultdict[str, list[ResultRow]] = defaultdict(list)
         for row in iter_rows(folder):
-            by_policy[row.policy].append(ExportedFigures.of(row))
+            by_policy[row.policy].append(row.without_steps())
         outcomes = {policy: by_policy[policy] for policy in run.policies if policy in by_policy}
         problems = sorted({each.problem for rows in outcomes.values() for each in rows}, key=natural_order)
         return cls(folder, run, outcomes, problems, TraceIndex(folder))
@@ -66,10 +48,13 @@ class ExportedRun:
         return (row for row in iter_rows(self.folder) if row.policy in self.outcomes)
 
     def correct(self, policy: str) -> list[float]:
-        """Return the share of correct answers to each problem under a policy, over its repeats."""
+        """Return the share of correct answers to each problem under a policy, over its repeats.
+
+        An answer that could not be parsed or graded counts as not correct.
+        """
         by_problem: defaultdict[str, list[float]] = defaultdict(list)
         for each in self.outcomes[policy]:
-            by_problem[each.problem].append(each.correct)
+            by_problem[each.problem].append(float(each.status == "correct"))
         return [fmean(repeats) for repeats in by_problem.values()]
 
     def blocks(self, policy: str) -> Iterator[Block]:

@@ -40,10 +40,10 @@ from stepspec.evaluation.advise.findings import (
 from stepspec.evaluation.advise.formula import RelativeCosts, best_num_tokens, ideal_speedup, needed_acceptance, speedup
 from stepspec.evaluation.advise.loads import make_load
 from stepspec.evaluation.advise.measurements import load_costs
+from stepspec.evaluation.advise.policy_file import generated_comments, with_comments
 from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
 from stepspec.evaluation.advise.rule import PolicyChoice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
-from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
 from stepspec.evaluation.run import EvalProblem, Local
 from stepspec.evaluation.run.summary import summarise

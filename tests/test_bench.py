@@ -34,11 +34,14 @@ from evals.bench.same_texts import ask, compare
 from evals.bench.size import code_lines
 from evals.training.gsm_mini import load_split
 from stepspec.api.models import load_pair
+from stepspec.base.files import data_folder
 from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
 from stepspec.evaluation.machine import conditions
+from stepspec.loop.calibrated import CalibratedSetting
+from stepspec.loop.judge import ThresholdJudge
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
@@ -234,8 +237,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     file, policy = tmp_path / "overhead.json", tmp_path / "impatient.toml"
     given = load_policy("two-level")[0].model_dump(mode="json", exclude_none=True)
     given["step"]["draft_deadline_s"] = 0.5  # before the target's speed is known, only this ends the wait for a draft
-    changed = {name: table for name, table in given.items() if name not in ("certificate", "temperatures")}
-    policy.write_text(tomlkit.dumps(changed))
+    policy.write_text(tomlkit.dumps(given))
     arguments = ("--policy", policy, "--kind", "random", "--kind", "stalling", "--limit", "2", "--concurrency", "2")
     done = bench("overhead", *arguments, "--json", file)
     assert done.returncode in (0, 1), done.stderr
@@ -371,10 +373,15 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert changed.keys() == CHANGES.keys() - given_already
     ablation.write(str(tmp_path / "policies" / "cascade.toml"), tmp_path / "again")
     without_cascade = load_policy(str(tmp_path / "again" / "no-cascade.toml"))[0]
-    assert [each.kind for each in without_cascade.at(0).judges] == ["likelihood"]
+    assert [each.kind for each in without_cascade.judges] == ["likelihood"]
     assert not (tmp_path / "again" / "cascade.toml").exists()
     assert changed["no-salvage"].salvage is None
-    assert changed["no-salvage"].at(0).judges == given.at(0).judges
+    assert changed["no-salvage"].judges == given.judges
+    (setting,) = data_folder("policies").glob("thresholds/*/two-level-t0.json")
+    ablation.write("two-level", tmp_path / "cold", setting)
+    cold = load_policy(str(tmp_path / "cold" / "no-redraft.toml"))[0]
+    found = CalibratedSetting.model_validate_json(setting.read_bytes())
+    assert [each.threshold for each in cold.judges if isinstance(each, ThresholdJudge)] == [*found.thresholds.values()]
     assert not changed["no-hint"].token.hint
     names = ("target", "two-level", tmp_path / "policies" / "no-hint.toml")
     policies = [part for name in names for part in ("--policy", name)]

@@ -25,6 +25,7 @@ from stepspec.evaluation.calibrate import (
     calibrate,
     load_task,
 )
+from stepspec.evaluation.calibrate.calibration import CalibrationOutcome
 from stepspec.evaluation.calibrate.fixed_sequence import (
     LossLimits,
     by_problem,
@@ -32,21 +33,23 @@ from stepspec.evaluation.calibrate.fixed_sequence import (
     problems_needed,
     status_of,
 )
-from stepspec.evaluation.calibrate.policy_file import calibration_split
-from stepspec.evaluation.policy_files import policy_text
+from stepspec.evaluation.calibrate.records import Planned, Speed
+from stepspec.evaluation.calibrate.task import calibration_split
+from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.records import PolicyRecord
-from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.run import Local, load_benchmark
-from stepspec.evaluation.runs import iter_rows, read_run, read_summary
-from stepspec.loop.certificate import CertifiedPolicy
+from stepspec.evaluation.runs import iter_rows, policy_of, read_run, read_summary
+from stepspec.loop.calibrated import CalibratedSetting, setting_at, settings_of, store, untuned
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.policy_tables import SalvageTable
 from stepspec.loop.result import Done
 
 SMALL = Sizes(recorded=2, least_recorded=2, chunk=12, timed=1, timed_chunk=1)
 SILENT = CalibrationWatcher(lambda title: None, lambda row, done, total: None, lambda words: None)
+
+
+Found = tuple[Path, Calibrated, CalibratedSetting]
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -54,26 +57,26 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 async def calibrated(
-    folder: Path, plan: CalibrationPlan, data: Path | None = None, at_most: float | None = None
-) -> tuple[Calibrated, str]:
+    folder: Path, plan: CalibrationPlan, data: Path | None = None
+) -> tuple[Calibrated, CalibratedSetting]:
     """Calibrate `two-level` for the embedded pair."""
     async with Local(load_pair(notes=False)) as executor:
         name, split = ("gsm-mini", "calibration") if data is None else ("questions", None)
         benchmark = calibration_split(name, load_benchmark(name)[1], split)
         task = await load_task(name, benchmark, data, load_policy("two-level")[1], executor, plan)
-        return await calibrate(task, executor, folder, Budget(None), SILENT, SMALL, at_most)
+        return await calibrate(task, executor, folder, Budget(None), SILENT, SMALL)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Calibrated, str]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """A calibration with a limit so large that it certifies something."""
     folder = tmp_path_factory.mktemp("calibration") / "run"
     plan = CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4)
     return folder, *asyncio.run(calibrated(folder, plan))
 
 
-def test_a_calibration_writes_a_policy_with_a_certificate(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
-    folder, results, text = found
+def test_a_calibration_finds_a_setting_with_a_certificate(found: Found) -> None:
+    folder, results, setting = found
     assert results.certified
     chosen = next(each for each in results.path if each.setting.name == results.chosen)
     assert chosen.status == "certified"
@@ -81,49 +84,95 @@ def test_a_calibration_writes_a_policy_with_a_certificate(found: tuple[Path, Cal
     assert [each.status for each in results.path[: results.path.index(chosen)]] == ["certified"] * results.path.index(
         chosen
     )
-    file = tmp_path / "mine.toml"
-    file.write_text(text)
-    policy = load_policy(str(file))[0]
-    certificate = policy.certificate
+    certificate = setting.certificate
     assert certificate is not None
     assert (certificate.max_loss, certificate.num_problems) == (0.9, chosen.num_problems)
     assert certificate.speedup is not None
+    assert setting.steps == results.pays
+    given = load_policy("two-level")[0]
+    policy = setting.model_copy(update={"steps": True}).applied(given)
     assert policy.judges[0].model_dump()["threshold"] == chosen.setting.thresholds["likelihood.min"]
-    assert "# Ours." in text, "comments of the file stay"
     assert Calibrated.model_validate_json((folder / "calibration.json").read_bytes()).sentences == results.sentences
+    tokens = setting.model_copy(update={"steps": False}).applied(given)
+    assert (tokens.kind(), tokens.token) == ("token", given.token)
+    Policy.model_validate(tokens.model_dump())
 
 
-def test_the_settings_of_one_temperature_leave_those_of_others(
-    found: tuple[Path, Calibrated, str], tmp_path: Path
+def test_settings_are_found_by_policy_models_and_temperature(
+    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = found[2]
-    changed = policy_text(text, ["Colder."], {"likelihood.min": -2.0}, -4.0, at_most=0.3)
-    changed = policy_text(changed, ["Coldest."], {"likelihood.min": -1.0}, -3.0, at_most=0.0)
-    changed = policy_text(changed, ["Colder now."], {"likelihood.min": -2.5}, -4.0, at_most=0.3)
-    file = tmp_path / "mine.toml"
-    file.write_text(changed)
-    policy, given = load_policy(str(file))[0], Policy.model_validate(tomllib.loads(text))
-    assert policy.at(0.6).model_copy(update={"temperatures": ()}) == given, "with its certificate"
-    assert [policy.at(each).judges[0].model_dump()["threshold"] for each in (0.0, 0.2)] == [-1.0, -2.5]
-    assert [f"# {each}\n" in changed for each in ("Coldest.", "Colder.", "Colder now.")] == [True, False, True]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    given, pair, own = load_policy("two-level")[0], found[1].identity.pair, found[2]
+    shipped = settings_of(given, pair)
+    assert [each.temperature for each in shipped] == [0.0, 0.6]
+    warmer = own.model_copy(update={"temperature": 0.3})
+    for each in own, warmer:
+        assert store(each, "two-level", pair).is_relative_to(tmp_path)
+    assert settings_of(given, pair) == [own, warmer, shipped[1]], "those of the user count first"
+    taken = {each: setting_at(settings_of(given, pair), each) for each in (0.0, 0.2, 0.4, 2.0)}
+    assert taken == {0.0: own, 0.2: warmer, 0.4: shipped[1], 2.0: shipped[1]}
+    assert settings_of(given, "0" * 16) == []
+    assert untuned(given) == "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
+    slower = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": 0.5})})
+    assert settings_of(slower, pair), "it accepts the same steps"
+    edited = given.with_thresholds({"likelihood.min": -1.0}, -4.0)
+    assert (settings_of(edited, pair), untuned(edited)) == ([], None)
+    (tmp_path / "stepspec" / "thresholds" / pair / "two-level-t0.json").write_text("{")
+    with pytest.raises(UsageError, match=r"two-level-t0\.json is damaged, or of another version\. Delete it"):
+        settings_of(given, pair)
 
 
-def test_a_certificate_edited_by_hand_is_refused(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
-    text, file = found[2], tmp_path / "edited.toml"
-    threshold = next(line for line in text.splitlines() if line.startswith("threshold = "))
-    edits = {
-        threshold: "threshold = -9.5",
-        "max_loss = 0.9": "max_loss = 0.01",
-        "temperature = 0.0": "temperature = 0.6",
-    }
-    for old, new in edits.items():
-        file.write_text(text.replace(old, new, 1))
-        with pytest.raises(UsageError, match="the certificate does not belong to these settings"):
-            load_policy(str(file))
+@pytest.mark.parametrize(
+    ("loss", "speeds", "predicted", "pays"),
+    [
+        (0.01, (2.0, 1.2), None, True),
+        (0.02, (2.0, 1.2), None, False),
+        (None, (2.0, 1.2), None, False),
+        (0.0, (2.0, 0.9), None, False),
+        (0.0, (0.9, None), None, False),
+        (0.0, None, (2.0, 1.2), True),
+        (0.0, None, (2.0, 0.8), False),
+    ],
+)
+def test_steps_are_proposed_where_they_are_faster_within_the_loss(
+    found: Found,
+    loss: float | None,
+    speeds: tuple[float, float | None] | None,
+    predicted: tuple[float, float] | None,
+    pays: bool,
+) -> None:
+    setting = found[1].path[0].setting
+    if predicted is not None:
+        setting = setting.model_copy(
+            update=dict(zip(("predicted_speedup", "predicted_vs_token"), predicted, strict=True))
+        )
+    accuracies = {"accuracy": None if loss is None else 0.9 - loss, "target_accuracy": 0.9}
+    tested = found[1].path[0].model_copy(update={"setting": setting, **accuracies})
+    plan = Planned(identity=found[1].identity, num_recorded=2, num_planned=2, path=[setting])
+    fields = {"num_problems": 1, "vs_target_ci": None, "vs_token_ci": None, "step_acceptance": 0.5}
+    speed = None if speeds is None else Speed(vs_target=speeds[0], vs_token=speeds[1], **fields)
+    assert CalibrationOutcome(plan, [tested], 0, True, speed, 0).pays(0.01 + 1e-9) is pays
 
 
-def test_what_a_certificate_does_not_cover_is_named(found: tuple[Path, Calibrated, str]) -> None:
-    certificate = CertifiedPolicy.read(found[2]).at(0.0)
+def test_without_a_faster_setting_the_policy_is_token_level_and_says_so(found: Found) -> None:
+    results = found[1].model_copy(update={"pays": False, "certified": False, "speed": None})
+    (first,) = (each for each in results.path if each.setting.name == results.chosen)
+    begins = "On these models the policy is token-level speculation at temperature 0, which costs no accuracy: "
+
+    def said(**changes: object) -> str:
+        changed = first.model_copy(update=changes)
+        return sentences(results.model_copy(update={"path": [changed]}))[0]
+
+    assert said(accuracy=0.5, target_accuracy=0.5) == f"{begins}the chosen setting is not faster."
+    assert said(accuracy=0.0, target_accuracy=0.95).startswith(f"{begins}the most careful setting loses 95.00 points")
+    untested = {"status": "not tested", "accuracy": None}
+    assert "the budget ended before a setting was tested" in said(**untested)
+    slow = first.setting.model_copy(update={"predicted_vs_token": 0.5})
+    assert said(**untested, setting=slow) == f"{begins}by the recorded steps no setting is faster."
+
+
+def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
+    certificate = found[2].certificate
     assert certificate is not None
     same = {name: dict(getattr(certificate, name)) for name in ("models", "dtypes", "engines")}
     own = {"benchmark": "gsm-mini", "data_sha256": "0" * 64, "max_tokens": 2 * certificate.max_tokens}
@@ -142,20 +191,19 @@ def test_what_a_certificate_does_not_cover_is_named(found: tuple[Path, Calibrate
         ((_, note),) = certificate.notes({**same, **models}, **request)
         assert note == f"Certified for {words}. Run `stepspec calibrate`."
     other = {**same, "models": {"target": "0", "draft": "0"}}
-    tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
+    tuned = "Thresholds were tuned with other models. Run `stepspec calibrate`."
     assert certificate.notes(other, temperature=2.0) == [(("models",), tuned)]
     ((_, note),) = certificate.notes(same, 0.02)
     assert note.startswith("Certified without max_overhead. With 0.02 ")
-    older = certificate.model_copy(update=dict.fromkeys(("pair", "dtypes", "engines", "max_overhead")))
-    assert older.notes(same, 0.02) == []
-    ((_, note),) = older.notes(other)
-    assert note == "Thresholds were tuned for other models. Run `stepspec calibrate`."
+    tokens = found[2].model_copy(update={"steps": False, "sentences": ["Tokens."]})
+    assert tokens.notes(other, temperature=2.0) == [(("steps",), "Tokens.")]
 
 
-def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: tuple[Path, Calibrated, str]) -> None:
-    folder, _, text = found
+def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: Found) -> None:
+    folder, _, setting = found
     run = read_run(folder / "tested")
-    record = PolicyRecord(text=text, sha256="0", kind="step")
+    setting = setting.model_copy(update={"steps": True})
+    record = PolicyRecord(text=load_policy("two-level")[1], sha256="0", kind="step", calibrated=setting)
     run = run.model_copy(update={"policies": {**run.policies, "mine": record}, "temperature": 0.0})
     typed = run.model_copy(update={"benchmark": "typed", "data_sha256": "0" * 64})
     summary = read_summary(folder / "tested")
@@ -166,14 +214,18 @@ def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: tupl
 
 
 def test_a_session_says_once_before_an_answer_that_its_certificate_does_not_hold(
-    found: tuple[Path, Calibrated, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    found: Found, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     file = tmp_path / "mine.toml"
-    file.write_text(found[2])
-    asyncio.run(_notes_are_right(file, caplog))
+    file.write_text(load_policy("two-level")[1].replace("-2.9942", "-2.99"))
+    policy = load_policy(str(file))[0]
+    setting = found[2].model_copy(update={"steps": True, "policy_sha256": policy.settings_sha256})
+    store(setting, "mine", found[1].identity.pair)
+    asyncio.run(_notes_are_right(file, caplog, setting))
 
 
-async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting: CalibratedSetting) -> None:
     question = "Vera has 40 books. Finn has 20 fewer books than Vera. How many books does Finn have?"
     pair = load_pair(notes=False)
     try:
@@ -190,30 +242,34 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture) -> None
             assert not isinstance(each, Done) or each.result.note is None
         await warm[0].aclose()
         assert len(caplog.messages) == 1
-        swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
+        other = Pair(pair.draft, pair.draft, one_vocabulary=True)  # pyright: ignore
+        swapped = StepSpec(pair=other)
         for _ in range(2):
             await swapped.generate(question, max_tokens=8)
         tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
         assert caplog.messages.count(tuned) == 1
+        store(setting.model_copy(update={"steps": False, "sentences": ["Tokens."]}), "mine", pair.hash)
+        spec = StepSpec(policy=str(file), pair=pair)
+        for _ in range(2):
+            result = await spec.generate(question, max_tokens=640)
+            assert (result.counts.steps_proposed, result.counts.token_drafted > 0) == (0, True)
+        assert caplog.messages.count("Tokens.") == 1
     finally:
         await pair.aclose()
 
 
-def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, str]) -> None:
-    folder, results, _ = found
+def test_a_finished_calibration_is_not_run_again(found: Found) -> None:
+    folder, results, setting = found
     before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
-    again = asyncio.run(calibrated(folder, CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4), at_most=0.3))
-    policy = Policy.model_validate(tomllib.loads(again[1]))
-    shipped = load_policy("two-level")[0]
-    assert policy.at(0.3).certificate not in (None, shipped.at(0.3).certificate)
-    assert policy.at(0.6).certificate == shipped.at(0.6).certificate
+    again = asyncio.run(calibrated(folder, CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4)))
+    assert again[1].thresholds == setting.thresholds
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
     assert again[0].path == results.path
     with pytest.raises(UsageError, match="with another max_loss"):
         asyncio.run(calibrated(folder, CalibrationPlan(max_loss=0.2, max_problems=20, concurrency=4)))
 
 
-def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
+def test_a_report_shows_the_path_with_its_bounds(found: Found, tmp_path: Path) -> None:
     folder, results, _ = found
     page, text = tmp_path / "page.html", tmp_path / "report.md"
     done = invoke("report", folder, "--html", page, "--markdown", text, "--no-traces")
@@ -229,7 +285,7 @@ def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, 
     assert "The threshold is" in page.read_text(), "where the threshold lies among the scores"
 
 
-def test_the_tested_problems_are_not_the_recorded_ones(found: tuple[Path, Calibrated, str]) -> None:
+def test_the_tested_problems_are_not_the_recorded_ones(found: Found) -> None:
     folder = found[0]
     recorded, tested = ({row.problem for row in iter_rows(folder / name)} for name in ("recorded", "tested"))
     assert len(recorded) == 2
@@ -250,22 +306,20 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text("\n".join(lines))
     plan = CalibrationPlan(max_loss=0.9, max_problems=10, measure="agreement", max_tokens=96, concurrency=4)
-    results, text = asyncio.run(calibrated(tmp_path / "run", plan, data))
+    results, setting = asyncio.run(calibrated(tmp_path / "run", plan, data))
     tested = results.path[0]
     assert tested.target_accuracy == 1.0, "at temperature 0 the target agrees with itself"
     assert results.identity.measure == "agreement"
-    assert ("[certificate]" in text) == results.certified
+    assert (setting.certificate is not None) == results.certified
     assert (tmp_path / "run" / "references.json").is_file()
 
 
-def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
+def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "few.jsonl"
     lines = [f'{{"question": "What is 1 plus {n}?", "answer": "{1 + n}"}}\n' for n in range(5)]
     data.write_text("".join(lines + lines[:2]))  # repeated questions do not count
-    folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
+    folder = ["--output", tmp_path / "run"]
     train = ["gsm-mini", "--split", "train"]
-    policy = tmp_path / "mine.toml"
-    policy.write_text(load_policy("two-level")[1])
     for arguments, message in [
         ([data, *folder], "A calibration needs at least 150 problems, got 5."),
         (["gsm-mini", "--max-loss", "0", *folder], "--max-loss must be above 0"),
@@ -279,14 +333,6 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
         (["gsm-mini", "--budget", "soon", *folder], "--budget takes a time"),
         (["gsm-mini", "--grader", "number", *folder], "--grader is for a FILE"),
         (
-            [*train, "--policy", policy, "--policy-file", policy, "--force"],
-            "must be another file than --policy",
-        ),
-        (
-            [*train, "--temperature", "0.6", "--at-most", "0.3", *folder],
-            "--at-most must be at least the temp",
-        ),
-        (
             [*train, "--policy", "token", *folder],
             "A calibration needs a policy of family 'score'",
         ),
@@ -294,8 +340,11 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
         refused = invoke("calibrate", *arguments)
         assert isinstance(refused.exception, UsageError), refused.output
         assert message in str(refused.exception)
-    assert not (tmp_path / "p.toml").exists()
     assert not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    refused = invoke("calibrate", *train)
+    assert "cannot be created: Not a directory. Set XDG_CONFIG_HOME to another." in str(refused.exception)
 
 
 def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
@@ -328,20 +377,18 @@ def test_losses_of_repeats_are_averaged_by_problem() -> None:
     assert by_problem(own, target).tolist() == [0.5, -0.5]
 
 
-def test_thresholds_by_temperature() -> None:
-    given = load_policy("two-level")[0].model_copy(update={"salvage": SalvageTable(redraft=True)})
-    table = changed_policy(given, {"likelihood.min": -3.0}, -1.0).model_dump() | {
-        "temperatures": [{"at_most": 0.3, "thresholds": {"likelihood.min": -2.0}, "min_logprob": -4.0}]
-    }
-    policy = Policy.model_validate(table)
-    cold, warm = policy.at(0.0), policy.at(0.6)
-    for found, threshold, min_logprob in ((cold, -2.0, -4.0), (warm, -3.0, -1.0)):
-        assert found.judges[0].model_dump()["threshold"] == threshold
-        assert found.salvage == SalvageTable(min_logprob=min_logprob, redraft=True)
-    for wrong, message in [
-        ([{"at_most": 0.3, "thresholds": {"rating.short": 5.0}}], "no such judge"),
-        ([{"at_most": 0.3, "thresholds": {"likelihood.min": 1.0}}], "threshold must be at most 0"),
-        ([{"at_most": 0.6, "thresholds": {"likelihood.min": -1.0}}] * 2, "in the order of at_most"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Policy.model_validate(table | {"temperatures": wrong})
+def test_policy_files_of_earlier_versions_are_refused_and_their_runs_are_read(found: Found) -> None:
+    text = load_policy("two-level")[1]
+    former = '[[temperatures]]\nat_most = 0.3\nthresholds = { "likelihood.min" = -2.0 }\nmin_logprob = -1.0\n'
+    for table in ('[certificate]\nmeasure = "accuracy"\n', former):
+        with pytest.raises(ValueError, match="any more: remove it, and run 'stepspec calibrate'"):
+            Policy.model_validate(tomllib.loads(text + table))
+    record = PolicyRecord(text=text + former, sha256="0", kind="step")
+    run = read_run(found[0] / "tested").model_copy(update={"policies": {"two-level": record}})
+    given = load_policy("two-level")[0]
+    assert policy_of(run, "two-level") == given.with_thresholds({"likelihood.min": -2.0}, -1.0)
+    assert policy_of(run.model_copy(update={"temperature": 0.6}), "two-level") == given
+    for wrong in ("temperatures = 3", "temperatures = [{}]", "temperatures = [{at_most = 1.0}]"):
+        broken = record.model_copy(update={"text": f"{wrong}\n{text}"})
+        with pytest.raises(UsageError, match="cannot be read"):
+            policy_of(run.model_copy(update={"policies": {"two-level": broken}}), "two-level")

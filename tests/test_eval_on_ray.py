@@ -236,12 +236,12 @@ def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path, monkeypatch
     monkeypatch.setattr("stepspec.evaluation.run.on_ray.REACH_S", 0.2)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
-    for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini", "--split", "train"), ("advise", "--data", prompts)):
-        files = () if command[0] == "eval" else ("--policy-file", tmp_path / "new.toml")
-        found = invoke(*command, *files, "--output", tmp_path / "run", "--ray", "127.0.0.1:1")
+    advise = ("advise", "--data", prompts, "--policy-file", tmp_path / "new.toml")
+    for command in (("eval", "gsm-mini"), ("calibrate", "gsm-mini", "--split", "train"), advise):
+        found = invoke(*command, "--output", tmp_path / "run", "--ray", "127.0.0.1:1")
         assert isinstance(found.exception, UsageError)
         assert "a Ray cluster at '127.0.0.1:1': no Ray answers there. Give the HOST:PORT" in str(found.exception)
-        found = invoke(*command, *files, "--output", tmp_path / "run", "--workers", "2")
+        found = invoke(*command, "--output", tmp_path / "run", "--workers", "2")
         assert "--workers is for a Ray cluster. Add --ray ADDRESS" in str(found.exception)
 
 

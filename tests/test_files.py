@@ -135,6 +135,9 @@ def test_the_wheel_contains_the_package_and_the_data_and_nothing_else(copy: Path
     data = {Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names}
     names = ("typed.jsonl", *(f"gsm-mini-{split}.jsonl.gz" for split in ("test", "calibration", "train")))
     data |= {Path("stepspec", "evals", "data", name) for name in names}
+    calibrated = {Path("stepspec", file.relative_to(copy)) for file in (copy / "policies").glob("thresholds/*/*.json")}
+    assert calibrated
+    data |= calibrated
     members = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {path for path in members if not path.parts[0].endswith(".dist-info")} == package | data
     assert {Path("stepspec", name) for name in ("py.typed", "mini/weights/target/model.safetensors")} <= members

@@ -153,11 +153,10 @@ FALLBACKS = [
 
 
 def judged(**changes: Any) -> Policy:
-    """Return a policy with a certificate's kind of settings: thresholds by temperature, salvage and fallbacks."""
+    """Return a policy with salvage and fallbacks."""
     likelihood = {"kind": "likelihood", "threshold": -3.0}
     table = {"version": 1, "summary": "a test", "family": "score", "judges": [likelihood], "fallbacks": FALLBACKS}
-    ranges = [{"at_most": 0.0, "thresholds": {"likelihood.min": -2.0}}]
-    return Policy.model_validate(table | {"salvage": {}, "temperatures": ranges} | changes)
+    return Policy.model_validate(table | {"salvage": {}} | changes)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_the_judges_follow_from_what_the_target_can_do(missing: set[Ability], ju
     if not missing:
         assert (policy, note) == (judged(), None)
         return
-    assert (policy.salvage, policy.temperatures, policy.at(0).judges) == (None, (), policy.judges)
+    assert policy.salvage is None
     assert note is not None
     assert f"{judges[0]} judges its steps" in note
     fitted = fit_policies({"target": load_policy("target"), "mine": (judged(), "")}, models)

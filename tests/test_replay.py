@@ -14,7 +14,7 @@ from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
-from stepspec.evaluation.replay.path import changed_policy, make_path, worth_testing
+from stepspec.evaluation.replay.path import make_path, worth_testing
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
@@ -58,8 +58,8 @@ def rows(run: Path) -> Mapping[str, list[ResultRow]]:
 
 
 def changed(**settings: object) -> Policy:
-    """Return the policy `two-level` without certificates and `redraft`, with another judge or other tables."""
-    plain = changed_policy(load_policy("two-level")[0], {"likelihood.min": -3.0}, None)
+    """Return the policy `two-level` without `redraft`, with another judge or other tables."""
+    plain = load_policy("two-level")[0].with_thresholds({"likelihood.min": -3.0}, None)
     return Policy.model_validate(plain.model_dump() | {"salvage": {"min_logprob": -1.0}} | settings)
 
 

@@ -1,7 +1,8 @@
 """What each part of a step-level policy is worth: the policy with one part switched off or on at a time.
 
-    python -m evals.bench ablation write two-level FOLDER      # one policy file for each change
-    stepspec eval gsm-mini --temperature 0,0.6 --limit 100 --output RUNS \
+    # One policy file for each change, with the thresholds of one temperature.
+    python -m evals.bench ablation write two-level FOLDER --calibrated policies/thresholds/PAIR/two-level-t0.json
+    stepspec eval gsm-mini --temperature 0 --limit 100 --output RUNS/t0 \
         --policy two-level $(printf -- "--policy %s " FOLDER/*.toml)
     python -m evals.bench ablation compare RUNS evals/results/ablation/embedded.json
 """
@@ -18,10 +19,12 @@ import typer
 from evals.bench.results import runs_in_words
 from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
+from stepspec.evaluation.advise.policy_file import policy_text
 from stepspec.evaluation.records import Record, RunRecord
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_rows, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_sums
+from stepspec.loop.calibrated import CalibratedSetting
 from stepspec.loop.policy import Policy, load_policy
 
 Document = dict[str, Any]
@@ -34,8 +37,6 @@ CASCADE = {"kind": "draft-confidence", "signal": "min-margin", "threshold": 0.5,
 
 def _without_salvage(policy: Document) -> None:
     policy.pop("salvage", None)
-    for table in policy.get("temperatures", []):
-        table.pop("min_logprob", None)
 
 
 def _set(table: str, key: str, value: object) -> Callable[[Document], None]:
@@ -55,13 +56,9 @@ def _without_cascade(policy: Document) -> None:
     """Leave out the first judge of a cascade, so that the others see every step."""
     if policy.get("judging") != "cascade" or len(policy["judges"]) < 2:
         return
-    first = Policy.model_validate(policy).judges[0].name
     policy["judges"] = policy["judges"][1:]
     if len(policy["judges"]) == 1:
         del policy["judging"]
-    for table in policy.get("temperatures", []):
-        table["thresholds"].pop(first, None)
-    policy["temperatures"] = [table for table in policy.get("temperatures", []) if table["thresholds"]]
 
 
 def _with_redraft(policy: Document) -> None:
@@ -108,12 +105,9 @@ class Ablation(Record):
 
 
 def changed(text: str, name: str) -> str | None:
-    """Return the text of a policy with one change, without certificates and fallbacks; None if it has the change."""
+    """Return the text of a policy with one change, without fallbacks; None if it has the change."""
     policy = tomllib.loads(text)
-    for key in ("certificate", "fallbacks"):
-        policy.pop(key, None)
-    for table in policy.get("temperatures", []):
-        table.pop("certificate", None)
+    policy.pop("fallbacks", None)
     own = Policy.model_validate(policy)
     CHANGES[name](policy)
     if Policy.model_validate(policy) == own:
@@ -123,9 +117,16 @@ def changed(text: str, name: str) -> str | None:
 
 
 @main.command()
-def write(policy: str, folder: Path) -> None:
+def write(
+    policy: str,
+    folder: Path,
+    calibrated: Annotated[Path | None, typer.Option(help="The calibrated setting that the policy runs with.")] = None,
+) -> None:
     """Write one policy file for each change that the policy does not have already."""
     text = load_policy(policy)[1]
+    if calibrated is not None:
+        setting = CalibratedSetting.model_validate_json(calibrated.read_bytes())
+        text = policy_text(text, [], setting.thresholds, setting.min_logprob)
     folder.mkdir(parents=True, exist_ok=True)
     for name in CHANGES:
         file, found = folder / f"{name}.toml", changed(text, name)

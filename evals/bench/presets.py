@@ -161,10 +161,8 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
 
 def _settings(text: str) -> Figures:
     """Return the settings in the text of a policy file, without what says nothing about them."""
-    policy = tomllib.loads(text)
-    for table in (policy, *policy.get("temperatures", ())):
-        table.pop("certificate", None)
-    return {key: value for key, value in policy.items() if key != "summary"}
+    said = ("summary", "certificate", "temperatures")  # the last two are those of 0.2 and earlier
+    return {key: value for key, value in tomllib.loads(text).items() if key not in said}
 
 
 @main.command("pick")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepspec.api.models import Pair
-from stepspec.api.policy_support import fit_policy
+from stepspec.api.policy_support import calibrated_for, fit_policy
 from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import encode_prompt
 from stepspec.chat.tools import FORMATS as CALL_FORMATS
@@ -108,10 +108,11 @@ def pair_facts(pair: Pair) -> PairFacts:
             if pair.draft is None and policy.needs_draft:
                 raise UsageError("It needs a draft.")
             note = fit_policy(policy, pair)[1]
+            untuned = calibrated_for(policy, pair.hash, pair.target.abilities)[1]
         except UsageError as error:
             policies[name] = str(error)
         else:
-            notes |= {} if note is None else {name: note}
+            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, untuned))]) else {}
     draft = None if pair.draft is None else model_facts(pair.draft)
     return PairFacts(model_facts(pair.target), draft, pair.one_vocabulary, policies, notes)
 

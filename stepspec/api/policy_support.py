@@ -1,10 +1,11 @@
 """Fits a policy to loaded models: chooses a drafter and judges, and rejects what the engines do not support."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from stepspec.api.models import Pair
 from stepspec.engines.protocol import Ability, DrafterName
 from stepspec.errors import UsageError
+from stepspec.loop.calibrated import CalibratedSetting, settings_of, untuned
 from stepspec.loop.policy import Policy
 
 RETURNED: Mapping[Ability, str] = {
@@ -40,6 +41,25 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
     _check_judging(policy, pair)
     _check_drafting(policy, pair)
     return policy, " ".join(filter(None, notes)) or None
+
+
+def calibrated_for(
+    policy: Policy, pair: str, abilities: Collection[Ability]
+) -> tuple[Sequence[CalibratedSetting], str | None]:
+    """Return the calibrated settings of a policy for a pair, and a note if there are only those of other models.
+
+    Args:
+        policy: the policy as its file has it.
+        pair: hash of the models.
+        abilities: those of the target. Judges of `[[fallbacks]]` have no calibrated settings.
+
+    Raises:
+        UsageError: a file of the user's settings is damaged.
+    """
+    if not policy.judges or policy.on(abilities)[1] is not None:
+        return (), None
+    settings = settings_of(policy, pair)
+    return settings, None if settings else untuned(policy)
 
 
 def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:

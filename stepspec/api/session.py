@@ -11,7 +11,6 @@ The name before the colon of a spec string selects the engine. The engine's libr
 
 import asyncio
 import logging
-import math
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from stepspec.api.models import NO_DRAFT, Pair, close_now, load_pair
-from stepspec.api.policy_support import RETURNED, fit_policy
+from stepspec.api.policy_support import RETURNED, calibrated_for, fit_policy
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
@@ -40,6 +39,7 @@ from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
+from stepspec.loop.calibrated import setting_at
 from stepspec.loop.choice import StepChoice
 from stepspec.loop.controller import run
 from stepspec.loop.judge import Panel
@@ -130,7 +130,8 @@ class StepSpec:
         Args:
             target: spec string of the target.
             draft: spec string of the draft.
-            policy: name of a policy, path of a policy file, or a `Policy`.
+            policy: name of a policy or path of a policy file, with the thresholds that were calibrated for the pair; or
+                a `Policy`, with its own thresholds.
             pair: a loaded pair, or the name of one, instead of target and draft.
             judges: spec strings of judge models by name. A loaded pair has its own.
             record: whether results have `judged_steps`: the draft's steps in family `score` with what was seen of them.
@@ -163,18 +164,20 @@ class StepSpec:
         try:
             self.policy, note = fit_policy(wanted, self.pair)
             self._choice = StepChoice(None if record else self.policy.max_overhead)
+            self._calibrated, untuned = (), None
+            if not isinstance(policy, Policy):
+                self._calibrated, untuned = calibrated_for(wanted, self.pair.hash, self.pair.target.abilities)
+            policies = {each.temperature: each.applied(self.policy) for each in self._calibrated}
             self._panels = {
-                bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
-                for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)
+                temperature: (each, each.panel(self.pair.target.tokenizer))
+                for temperature, each in (policies or {None: self.policy}).items()
             }
         except StepSpecError:
             if self._owns_pair:
                 close_now(self.pair)
             raise
-        if note is not None:
-            logger.warning("%s", note)
-        if any(each.certificate is not None for each, _ in self._panels.values()):
-            _ = self.pair.by_role  # hashes weights now, and not in the first request
+        for each in filter(None, (note, untuned)):
+            logger.warning("%s", each)
 
     def __repr__(self) -> str:
         draft = f" with the draft {self.pair.draft.name}" if self.pair.draft else " without a draft"
@@ -375,19 +378,20 @@ class StepSpec:
 
     def _at(self, temperature: float) -> tuple[Policy, Panel]:
         """Return the policy for a request's temperature, and its judges."""
-        return next(each for bound, each in self._panels.items() if temperature <= bound)
+        setting = setting_at(self._calibrated, temperature)
+        return self._panels[None if setting is None else setting.temperature]
 
     def _warn(self, sampling: Sampling) -> None:
-        """Warn that the policy's certificate is not for a request like this, once in a session for each setting."""
-        certificate = self._at(sampling.temperature)[0].certificate
-        if certificate is None:
+        """Warn of what a calibration does not cover in a request like this, once in a session for each setting."""
+        setting = setting_at(self._calibrated, sampling.temperature)
+        if setting is None:
             return
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
-        for settings, note in certificate.notes(self.pair.by_role, None, **known):
+        for settings, note in setting.notes(self.pair.by_role, None, **known):
             if not self._warned.issuperset(settings):  # a note has the request's values
                 self._warned.update(settings)
                 logger.warning("%s", note)

@@ -42,8 +42,8 @@ from stepspec.evaluation.advise import (
     read_prompts,
     refuse_strangers,
 )
+from stepspec.evaluation.advise.policy_file import generated_comments, with_comments
 from stepspec.evaluation.advise.tables import costs_table, policies_table
-from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.run import Executor
 
 COMMENT_WIDTH = 118

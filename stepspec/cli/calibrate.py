@@ -1,6 +1,7 @@
 """`stepspec calibrate`: find a policy's thresholds for a pair, and certify what they may cost in accuracy."""
 
 import asyncio
+import os
 import shlex
 import sys
 import time
@@ -9,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stepspec.base.files import write_text
-from stepspec.cli.advise import check_policy_file
+from stepspec.base.files import find_data_file
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
 from stepspec.cli.options import (
@@ -42,11 +42,10 @@ from stepspec.evaluation.calibrate import (
     check_policy,
     load_task,
 )
-from stepspec.evaluation.calibrate.folder import STARTED
-from stepspec.evaluation.calibrate.policy_file import calibration_split
-from stepspec.evaluation.policy_files import is_generated
+from stepspec.evaluation.calibrate.task import calibration_split
 from stepspec.evaluation.report.calibration import calibration_table
 from stepspec.evaluation.run import Executor, load_benchmark
+from stepspec.loop.calibrated import CalibratedSetting, store, user_folder
 from stepspec.loop.policy import load_policy
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
@@ -89,17 +88,9 @@ def main(
         int | None, typer.Option(min=1, help="Number of requests for each problem. Default: the benchmark's.")
     ] = None,
     seed: SeedOption = 0,
-    at_most: Annotated[
-        float | None,
-        typer.Option(
-            metavar="T", help="Write the settings for temperatures up to T only, and keep the policy's for others."
-        ),
-    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the calibration, to store or resume. Default: runs/TIME-calibrate.")
     ] = None,
-    policy_file: Annotated[Path, typer.Option(help="File for the calibrated policy.")] = Path("calibrated.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
     ray: RayOption = None,
     workers: WorkersOption = None,
     worker_cpus: WorkerCpusOption = None,
@@ -110,8 +101,7 @@ def main(
     seconds = None if budget is None else _seconds(budget)
     if temperature is not None:
         Sampling(temperature=temperature)
-    resumed = output is not None and (output / STARTED).is_file()
-    check_policy_file(policy_file, force or (resumed and is_generated(policy_file)))
+    _check_folder(user_folder())
     plan = CalibrationPlan(
         max_loss,
         confidence,
@@ -124,39 +114,34 @@ def main(
         repeats,
     )
     name, spec, data = _problems(benchmark, grader, split)
-    lowest = spec.sampling.temperature if temperature is None else temperature
-    if at_most is not None and at_most < lowest:
-        raise UsageError(f"--at-most must be at least the temperature of the calibration, {lowest:g}, got {at_most:g}.")
-    if policy_file.exists() and Path(policy).exists() and policy_file.samefile(policy):
-        raise UsageError("--policy-file must be another file than --policy, so that a stopped calibration can resume.")
     wanted, text = load_policy(policy)
     check_policy(wanted)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
     specs = judge_specs(judge, set(wanted.judge_models))
     load = loader(target, draft, specs, ray, pair=pair, notes=False, judge_names=wanted.judge_models)
 
-    async def run(executor: Executor) -> tuple[Calibrated, str]:
+    async def run(executor: Executor) -> tuple[Calibrated, CalibratedSetting]:
         async with executor:
             task = await load_task(name, spec, data, text, executor, plan)
             with make_meter() as meter:
                 watcher = CalibrationWatcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
-                return await calibrate(task, executor, folder, Budget(seconds), watcher, at_most=at_most)
+                return await calibrate(task, executor, folder, Budget(seconds), watcher)
 
     with (
         executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
         resumable(folder, chosen_by_us=output is None),
     ):
-        results, policy_text = asyncio.run(run(executor))
-    write_text(policy_file, policy_text)
+        results, setting = asyncio.run(run(executor))
+    file = store(setting, find_data_file("policies", policy).stem, results.identity.pair)
     _print_results(results)
     given = {"--target": target, "--draft": draft, "--pair": pair}
     models = [word for option, value in given.items() if value is not None for word in (option, value)]
-    print(f"Policy written to {policy_file}; the runs are in {folder}.")
+    print(f"Stored for these models in {file}; the runs are in {folder}.")
     undecided = [each for each in results.path if each.status in ("unknown", "not tested")]
     if seconds is not None and undecided and undecided[0].num_problems < results.num_for_test:
         words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if output is None else [])]
         print(f"The budget ended the test. To go on: {shlex.join(words)}")
-    print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
+    print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', policy])}")
 
 
 def _check_shares(max_loss: float, confidence: float) -> None:
@@ -164,6 +149,20 @@ def _check_shares(max_loss: float, confidence: float) -> None:
         raise UsageError(f"--max-loss must be above 0 and below 1, such as 0.01 for one point, got {max_loss:g}.")
     if not 0.5 < confidence < 1:
         raise UsageError(f"--confidence must be above 0.5 and below 1, got {confidence:g}.")
+
+
+def _check_folder(folder: Path) -> None:
+    """Check that the result can be stored at the end.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be created: {error.strerror}. Set XDG_CONFIG_HOME to another.") from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{folder} is not writable. Set XDG_CONFIG_HOME to another folder.")
 
 
 def _seconds(text: str) -> float:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from stepspec.api.policy_support import calibrated_for
 from stepspec.base.printable import printable
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
@@ -56,6 +57,7 @@ from stepspec.evaluation.run import (
     load_policies,
     load_problems,
 )
+from stepspec.loop.calibrated import CalibratedSetting, setting_at
 
 
 def main(
@@ -184,27 +186,39 @@ class _EvalPlan:
         policies, leave_out = self.policies, self.leave_out
         async with executor:
             fitted = await executor.call(lambda pair: fit_policies(policies, pair, leave_out=leave_out))
-            certificates = await self._certificate_notes(executor, fitted.policies, [setting for setting, _ in runs])
-            for note in [*fitted.notes, *certificates]:
+            pair, abilities = await executor.call(lambda pair: (pair.hash, pair.target.abilities))
+            found = {
+                name: calibrated_for(policy, pair, abilities)
+                for name, (policy, _) in policies.items()
+                if name in fitted.policies
+            }
+            calibrated = {name: settings for name, (settings, _) in found.items()}
+            untuned = [f"{name}: {note}" for name, (_, note) in found.items() if note is not None]
+            covered = await self._notes(executor, fitted.policies, calibrated, [setting for setting, _ in runs])
+            for note in [*fitted.notes, *untuned, *covered]:
                 print(printable(note), file=sys.stderr)
             with make_meter() as meter:
-                return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
+                return [await self._run(executor, fitted.policies, calibrated, *each, meter) for each in runs]
 
-    async def _certificate_notes(
-        self, executor: Executor, policies: Mapping[str, LoadedPolicy], settings: Sequence[RunSettings]
+    async def _notes(
+        self,
+        executor: Executor,
+        policies: Mapping[str, LoadedPolicy],
+        calibrated: Mapping[str, Sequence[CalibratedSetting]],
+        settings: Sequence[RunSettings],
     ) -> list[str]:
-        """Return a sentence for each policy whose certificate does not hold under a setting."""
+        """Return a sentence for each policy whose calibration does not cover a setting."""
         sampling = self.benchmark.sampling
         models, template = await executor.call(lambda pair: (pair.by_role, pair.template_sha256))
         notes = [
             f"{name}: {note}"
             for setting in settings
-            for name, (policy, _) in policies.items()
             for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
-            if (certificate := policy.at(temperature).certificate) is not None
-            for _, note in certificate.notes(
+            for name, found in calibrated.items()
+            if (taken := setting_at(found, temperature)) is not None
+            for _, note in taken.notes(
                 models,
-                policy.max_overhead,
+                policies[name][0].max_overhead,
                 benchmark=self.name,
                 data_sha256=self.problems.sha256,
                 temperature=temperature,
@@ -220,11 +234,13 @@ class _EvalPlan:
         self,
         executor: Executor,
         policies: Mapping[str, LoadedPolicy],
+        calibrated: Mapping[str, Sequence[CalibratedSetting]],
         setting: RunSettings,
         keeping: Keeping,
         meter: Meter,
     ) -> tuple[Summary, RunRecord]:
-        run = await executor.call(partial(conditions, self.name, self.benchmark, self.problems, policies, setting))
+        about = partial(conditions, self.name, self.benchmark, self.problems, policies, setting, calibrated=calibrated)
+        run = await executor.call(about)
         meter.begin(keeping.folder.name)
         task = Evaluation(
             run,

@@ -13,6 +13,7 @@ from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
 from stepspec.evaluation.replay.path import make_path
+from stepspec.loop.calibrated import setting_at, settings_of
 from stepspec.loop.policy import Policy, load_policy
 
 
@@ -44,7 +45,9 @@ def main(
             raise UsageError(f"There are two policies called {name!r}. Rename one.")
         policies[name] = load_policy(each)[0]
     recordings = read_recordings(run)
-    policies = {name: each.at(recordings.run.temperature) for name, each in policies.items()}
+    for name, each in policies.items():
+        setting = setting_at(settings_of(each, recordings.run.pair), recordings.run.temperature)
+        policies[name] = each if setting is None else setting.applied(each)
     if sweep:
         for name, each in list(policies.items()):
             for setting in make_path(name, each, recordings):

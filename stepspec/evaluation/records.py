@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from stepspec.base.printable import printable
+from stepspec.loop.calibrated import CalibratedSetting
 from stepspec.loop.certificate import by_role
 from stepspec.loop.policy import PolicyKind
 
@@ -93,6 +94,8 @@ class PolicyRecord(Record):
     judges: Annotated[tuple[str, ...], Strict(False)] = ()
     """Names of the judges that ran, which may be those of a table `[[fallbacks]]`; empty in runs from before this field
     existed."""
+    calibrated: CalibratedSetting | None = None
+    """What was calibrated for the models and the temperature; it counts before the text."""
 
     @property
     def exact(self) -> bool:

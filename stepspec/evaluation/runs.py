@@ -79,8 +79,14 @@ def policy_of(run: RunRecord, name: str) -> Policy:
         score = table.get("score", {})
         if score.pop("look_ahead", None) is not None or score.get("depth") == "auto":  # runs of 0.1
             score["depth"] = 4
-        return Policy.model_validate(table).at(run.temperature)
-    except (ValueError, RecursionError) as error:
+        table.pop("certificate", None)  # policy files of 0.2 and earlier
+        ranges = table.pop("temperatures", [])
+        policy, setting = Policy.model_validate(table), run.policies[name].calibrated
+        if setting is not None:
+            return setting.applied(policy)
+        former = next((each for each in ranges if run.temperature <= each["at_most"]), None)
+        return policy if former is None else policy.with_thresholds(former["thresholds"], former.get("min_logprob"))
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 
 

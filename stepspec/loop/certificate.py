@@ -1,28 +1,18 @@
-"""A certificate in a policy file: for which models and requests the policy is known to lose at most a given accuracy.
+"""A certificate: for which models and requests a policy's thresholds are known to lose at most a given accuracy.
 
-`stepspec calibrate` writes it. Its hash covers the policy's settings and the certificate itself, so that neither can be
-changed without the other.
+`stepspec calibrate` stores it with the thresholds, see `stepspec.loop.calibrated`.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, Strict
+from pydantic import Field, Strict
 
-from stepspec.base.file_model import FileModel, parse_toml
+from stepspec.base.file_model import FileModel
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-HASH_VERSION = 1
-"""Changes if a default of a policy's settings does, since defaults are not in the hash."""
 CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
-NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures", "fallbacks"})
-"""Keys of a policy that say nothing about what it does, or belong to other temperatures or engines."""
-SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "max_overhead"})}
-"""Keys of tables that say when a text is written, and not which text is accepted. A certificate has the last one."""
-
 
 NEXT_STEP = "Run `stepspec calibrate`."
 
@@ -51,14 +41,10 @@ class Certificate(FileModel):
     """Hash of the target's chat template, as rendered for a question."""
     models: Mapping[str, str]
     """Hash of the weights of `target`, `draft` and the judge models, or their names if the weights are not local."""
-    pair: str | None = None
-    """The models in words. None in certificates from before this field existed, like the next three."""
-    dtypes: Mapping[str, str] | None = None
+    dtypes: Mapping[str, str]
     """Data type of each model, with its quantization, by role."""
-    engines: Mapping[str, str] | None = None
+    engines: Mapping[str, str]
     """What ran each model, by role."""
-    max_overhead: float | Literal["none"] | None = None
-    """The policy's limit in the test. `stepspec calibrate` tests without one, which speculates on every step."""
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     max_tokens: int = Field(ge=1)
@@ -68,8 +54,6 @@ class Certificate(FileModel):
     hardware: str
     """Where the speedup was measured."""
     date: str
-    sha256: Sha256
-    """Hash of everything above and of the policy's settings."""
 
     def notes(
         self, models: Mapping[str, Mapping[str, str]], max_overhead: float | None = None, **request: float | str | None
@@ -86,11 +70,11 @@ class Certificate(FileModel):
                 `template_sha256` and `prompt_version`. None means not known.
         """
         if any(models["models"].get(role) != hash for role, hash in self.models.items()):
-            return [(("models",), f"Thresholds were tuned for {self.pair or 'other models'}. {NEXT_STEP}")]
+            return [(("models",), f"Thresholds were tuned with other models. {NEXT_STEP}")]
         found = {
             f"{role} {name}": f"a {role} {words} {certified}, not {models[name].get(role)}"
             for name, words, known in (("dtypes", "in", self.dtypes), ("engines", "on", self.engines))
-            for role, certified in (known or {}).items()
+            for role, certified in known.items()
             if models.get(name, {}).get(role, certified) != certified
         }
         if (
@@ -112,66 +96,10 @@ class Certificate(FileModel):
         notes: list[tuple[Sequence[str], str]] = []
         if found:
             notes.append(([*found], f"Certified for {' and '.join(found.values())}. {NEXT_STEP}"))
-        if self.max_overhead is not None and max_overhead is not None and self.max_overhead != max_overhead:
-            tested = (
-                "without max_overhead" if self.max_overhead == "none" else f"with max_overhead {self.max_overhead:g}"
-            )
+        if max_overhead is not None:  # a calibration tests without a limit, which speculates on every step
             taken = f"With {max_overhead:g} the models take turns in other places."
-            notes.append((("max_overhead",), f"Certified {tested}. {taken}"))
+            notes.append((("max_overhead",), f"Certified without max_overhead. {taken}"))
         return notes
-
-
-class _Certified(BaseModel):
-    certificate: Certificate | None = None
-
-
-class _AtMost(_Certified):
-    at_most: float
-
-
-class _Score(BaseModel):
-    max_overhead: float | None = None
-
-
-class CertifiedPolicy(_Certified):
-    """The certificates in a policy file of any version. Its other keys are not read, except for `max_overhead`."""
-
-    temperatures: list[_AtMost] = []
-    score: _Score = _Score()
-
-    @classmethod
-    def read(cls, text: str) -> "CertifiedPolicy":
-        """Read the text of a policy file, which may come from elsewhere.
-
-        Raises:
-            ValueError: it is not a policy file.
-            RecursionError: it is nested too deeply.
-        """
-        # Texts without a certificate need not be policy files of this version.
-        return cls.model_validate(parse_toml(text)) if "certificate]" in text else cls()
-
-    def at(self, temperature: float) -> Certificate | None:
-        """Return the certificate for a temperature; None without one."""
-        return next((each for each in self.temperatures if temperature <= each.at_most), self).certificate
-
-
-def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
-    """Return the hash of a certificate.
-
-    Args:
-        settings: the policy as plain values, without defaults, so that a certificate outlives new settings.
-        certificate: the fields of the certificate as plain values; `sha256` is not used.
-    """
-    kept = {key: value for key, value in settings.items() if key not in NOT_COVERED}
-    for name, keys in SPEED_ONLY.items():
-        table = {key: value for key, value in kept.pop(name, {}).items() if key not in keys}
-        kept |= {name: table} if table else {}
-    covered = {
-        "version": HASH_VERSION,
-        "settings": kept,
-        "certificate": {key: value for key, value in certificate.items() if key != "sha256" and value is not None},
-    }
-    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
 def by_role(described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:

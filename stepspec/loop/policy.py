@@ -1,7 +1,9 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, Strict, ValidationError, model_validator
 
@@ -11,7 +13,6 @@ from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
 from stepspec.engines.protocol import Ability
 from stepspec.errors import UsageError
-from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
 from stepspec.loop.families.score import ScoreTable
 from stepspec.loop.family import FamilyTable
@@ -21,18 +22,10 @@ from stepspec.loop.policy_tables import PolicyTables, SalvageTable
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
 
-
-class TemperatureTable(FileModel):
-    """Thresholds for sampling temperatures up to a bound."""
-
-    at_most: float = Field(ge=0)
-    """Highest temperature of a request that these settings are for."""
-    thresholds: dict[str, float] = Field(min_length=1)
-    """The threshold of each judge, by the judge's name."""
-    min_logprob: float | None = Field(default=None, le=0)
-    """Replaces `min_logprob` of `[salvage]`."""
-    certificate: Certificate | None = None
-    """What is known about the accuracy with these settings."""
+NOT_HASHED = frozenset({"summary", "paper", "fallbacks"})
+"""Keys of a policy that say nothing about what it does, or belong to other engines."""
+SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "max_overhead"})}
+"""Keys of tables that say when a text is written, and not which text is accepted."""
 
 
 class FallbackTable(FileModel):
@@ -52,14 +45,19 @@ class Policy(FamilyTables, PolicyTables):
 
     family: Family
     """Who writes the steps."""
-    certificate: Certificate | None = None
-    """What is known about the accuracy of the policy. `stepspec calibrate` writes it."""
-    temperatures: Annotated[tuple[TemperatureTable, ...], Strict(False)] = ()
-    """Other thresholds for ranges of the sampling temperature, the lowest range first. Above the last one, those in
-    `[[judges]]` count."""
     fallbacks: Annotated[tuple[FallbackTable, ...], Strict(False)] = ()
-    """Other judges, for targets that lack an ability. The first table whose ability is missing counts, at every
-    temperature and without a certificate."""
+    """Other judges, for targets that lack an ability. The first table whose ability is missing counts, and no
+    calibrated setting does."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, tables: object) -> object:
+        if isinstance(tables, Mapping) and (there := sorted({"certificate", "temperatures"} & tables.keys())):
+            raise ValueError(
+                f"policy files have no table {there[0]} any more: remove it, and run 'stepspec calibrate', which "
+                "stores thresholds for the models"
+            )
+        return cast("object", tables)
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
@@ -82,21 +80,6 @@ class Policy(FamilyTables, PolicyTables):
         return self
 
     @model_validator(mode="after")
-    def _temperatures_in_order(self) -> "Policy":
-        bounds = [each.at_most for each in self.temperatures]
-        if bounds != sorted(set(bounds)):
-            raise ValueError("the tables [[temperatures]] must be in the order of at_most, each higher than the last")
-        known = {judge.name for judge in self.judges if isinstance(judge, ThresholdJudge)}
-        for table in self.temperatures:
-            if unknown := sorted(table.thresholds.keys() - known):
-                raise ValueError(f"[[temperatures]] sets a threshold of {unknown[0]}, but there is no such judge")
-            if table.min_logprob is not None and self.salvage is None:
-                raise ValueError("[[temperatures]] sets min_logprob, but there is no [salvage] table")
-            self._checked(self._with(table))
-        self._checked(self)
-        return self
-
-    @model_validator(mode="after")
     def _fallbacks_are_policies(self) -> "Policy":
         for table in self.fallbacks:
             given = {name: getattr(self, name) for name in self.model_fields_set}
@@ -105,44 +88,41 @@ class Policy(FamilyTables, PolicyTables):
 
     @staticmethod
     def _instead(table: FallbackTable) -> dict[str, Any]:
-        changes = {"judges": table.judges, "salvage": table.salvage}
-        return changes | {"certificate": None, "temperatures": (), "fallbacks": ()}
+        return {"judges": table.judges, "salvage": table.salvage, "fallbacks": ()}
 
     def on(self, abilities: Collection[Ability]) -> tuple["Policy", Ability | None]:
         """Return the policy for a target with these abilities, and the ability whose lack has changed the judges."""
         table = next((each for each in self.fallbacks if each.without not in abilities), None)
         return (self, None) if table is None else (self.model_copy(update=self._instead(table)), table.without)
 
-    @staticmethod
-    def _checked(policy: "Policy") -> None:
-        certificate = policy.certificate
-        if certificate is None:
-            return
-        if certificate.sha256 != policy.certificate_hash(certificate.model_dump(mode="json")):
-            raise ValueError(
-                "the certificate does not belong to these settings: one of them was changed. Remove the table "
-                "[certificate], or run 'stepspec calibrate' again"
-            )
+    @property
+    def settings_sha256(self) -> str:
+        """Hash of the settings that decide which text is accepted. Defaults are left out, so that it outlives new
+        settings."""
+        settings = self.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_HASHED))
+        for name, keys in SPEED_ONLY.items():
+            table = {key: value for key, value in settings.pop(name, {}).items() if key not in keys}
+            settings |= {name: table} if table else {}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
-    def certificate_hash(self, certificate: Mapping[str, Any]) -> str:
-        """Return the hash of a certificate of this policy, see `stepspec.loop.certificate.certificate_hash`."""
-        return certificate_hash(self.model_dump(mode="json", exclude_defaults=True), certificate)
+    def with_thresholds(self, thresholds: Mapping[str, float], min_logprob: float | None) -> "Policy":
+        """Return the policy with other thresholds of its judges, by name, and another bound of salvage.
 
-    def at(self, temperature: float) -> "Policy":
-        """Return the policy for a request's sampling temperature, with the thresholds of its range."""
-        table = next((each for each in self.temperatures if temperature <= each.at_most), None)
-        return self if table is None else self._with(table)
+        Raises:
+            ValueError: a judge does not take its threshold.
+        """
+        judges = tuple(with_threshold(judge, thresholds.get(judge.name)) for judge in self.judges)
+        salvage = None if min_logprob is None else (self.salvage or SalvageTable()).with_min_logprob(min_logprob)
+        return self.model_copy(update={"judges": judges, "salvage": salvage})
 
-    def _with(self, table: TemperatureTable) -> "Policy":
-        judges = tuple(with_threshold(judge, table.thresholds.get(judge.name)) for judge in self.judges)
-        salvage = self.salvage
-        if salvage is not None and table.min_logprob is not None:
-            salvage = salvage.with_min_logprob(table.min_logprob)
-        changes = {"judges": judges, "salvage": salvage, "certificate": table.certificate, "temperatures": ()}
-        return self.model_copy(update=changes)
+    def without_steps(self) -> "Policy":
+        """Return the policy with every step written by the target, with the same token-level speculation."""
+        defaults = {name: field.get_default() for name, field in FamilyTables.model_fields.items()}
+        unjudged = {"judges": (), "judging": "all", "salvage": None, "fallbacks": (), "first_target_steps": 0}
+        return self.model_copy(update={**defaults, **unjudged, "family": "target"})
 
     def with_threshold(self, threshold: float) -> "Policy":
-        """Return the policy with another threshold of its judge, at every temperature and without a certificate.
+        """Return the policy with another threshold of its judge.
 
         Raises:
             UsageError: it has no judge with a threshold, or several, or the judge does not take this one.
@@ -154,7 +134,7 @@ class Policy(FamilyTables, PolicyTables):
             changed = tuple(with_threshold(judge, threshold) if judge in judges else judge for judge in self.judges)
         except ValueError as error:
             raise UsageError(f"The threshold does not fit: {error}") from None
-        return self.model_copy(update={"judges": changed, "certificate": None, "temperatures": (), "fallbacks": ()})
+        return self.model_copy(update={"judges": changed, "fallbacks": ()})
 
     @property
     def settings(self) -> FamilyTable:

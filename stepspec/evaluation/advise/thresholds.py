@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
+from stepspec.evaluation.advise.policy_file import policy_text
 from stepspec.evaluation.advise.rule import MAX_LOST
-from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.replay import Recordings, read_recordings
 from stepspec.evaluation.replay.path import Setting, make_path

@@ -8,8 +8,8 @@ from stepspec.base.extras import from_extra
 
 with from_extra("eval", "A calibration"):
     from stepspec.evaluation.calibrate.calibration import Budget, CalibrationWatcher, Sizes, check_policy
-    from stepspec.evaluation.calibrate.policy_file import CalibrationPlan, calibrate, load_task
     from stepspec.evaluation.calibrate.records import Calibrated, Measure, Tested
+    from stepspec.evaluation.calibrate.task import CalibrationPlan, calibrate, load_task
 
 __all__ = [
     "Budget",

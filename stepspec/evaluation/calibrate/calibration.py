@@ -22,7 +22,7 @@ from stepspec.evaluation.calibrate.records import Identity, Planned, SettingReco
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import BASELINE, EngineRecord, Summary
 from stepspec.evaluation.replay import read_recordings
-from stepspec.evaluation.replay.path import Setting, bold, changed_policy, make_path
+from stepspec.evaluation.replay.path import Setting, bold, make_path
 from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.report.cells import count
 from stepspec.evaluation.run import (
@@ -69,8 +69,6 @@ class Task:
 
     models: CalibratedModels
     policy: Policy
-    text: str
-    """The text of its file."""
     name: str
     benchmark: Benchmark
     problems: Sequence[EvalProblem]
@@ -142,10 +140,13 @@ class CalibrationOutcome:
     speed: Speed | None
     num_refused: int
 
-    def policy(self, task: Task) -> Policy:
-        """Return the policy with the chosen setting."""
-        setting = self.plan.path[self.chosen]
-        return changed_policy(task.policy, setting.thresholds, setting.min_logprob)
+    def pays(self, max_loss: float) -> bool:
+        """Whether the chosen setting lost at most `max_loss`, certified or not, and is as fast as its baselines."""
+        loss, predicted = self.tested[self.chosen].loss, self.plan.path[self.chosen]
+        speeds = predicted.predicted_speedup, predicted.predicted_vs_token
+        if self.speed is not None:
+            speeds = self.speed.vs_target, self.speed.vs_token
+        return loss is not None and loss <= max_loss and all(each is None or each >= 1 for each in speeds)
 
 
 def num_to_record(task: Task, sizes: Sizes) -> int:
@@ -183,6 +184,8 @@ class Calibration:
             num_recorded = await self._record()
             plan = await self._plan(num_recorded)
             store_plan(self._folder, plan)
+        if all(each.is_slower_than_tokens for each in plan.path):
+            return CalibrationOutcome(plan, [_not_tested(each) for each in plan.path], 0, False, None, 0)
         tested = await self._test(plan)
         certified = [place for place, each in enumerate(tested) if each.status == "certified"]
         chosen = certified[-1] if certified else 0
@@ -236,7 +239,7 @@ class Calibration:
         task, limits = self._task, _limits(plan)
         problems = task.problems[plan.num_recorded :]
         policies = await self._with_baselines(
-            {each.name: changed_policy(task.policy, each.thresholds, each.min_logprob) for each in plan.path},
+            {each.name: task.policy.with_thresholds(each.thresholds, each.min_logprob) for each in plan.path},
             token_level=False,
         )
         tested: list[Tested] = []
@@ -282,7 +285,7 @@ class Calibration:
             return None
         self._watcher.begin("timing the setting")
         setting = plan.path[chosen]
-        policy = changed_policy(self._task.policy, setting.thresholds, setting.min_logprob)
+        policy = self._task.policy.with_thresholds(setting.thresholds, setting.min_logprob)
         policies = await self._with_baselines({setting.name: policy})
         problems = self._task.problems[plan.num_recorded :][: self._sizes.timed]
         chunk = self._sizes.timed_chunk

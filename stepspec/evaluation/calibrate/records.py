@@ -42,6 +42,11 @@ class SettingRecord(WithRemoved):
     predicted_acceptance: float | None
     surprise: float | None
 
+    @property
+    def is_slower_than_tokens(self) -> bool:
+        """Whether the recorded steps predict that token-level speculation alone is clearly faster."""
+        return self.predicted_vs_token is not None and self.predicted_vs_token < 0.9
+
 
 class Planned(Record):
     """`plan.json`: the path, fixed before any problem of the test is run."""
@@ -110,7 +115,9 @@ class Calibrated(Conditions):
     """Prompts left out because the target's answer to them cannot be found in its text."""
     path: list[Tested]
     chosen: str
-    """Name of the setting in the policy file."""
+    """Name of the setting that is stored for the models."""
     certified: bool
+    pays: bool = True
+    """Whether the draft proposes steps with the chosen setting; always in files from before this field existed."""
     speed: Speed | None
     sentences: list[str]

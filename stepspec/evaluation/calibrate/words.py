@@ -1,4 +1,4 @@
-"""Says in sentences what a calibration found, for the terminal and the comments of the policy file."""
+"""Says in sentences what a calibration found, for the terminal, reports and those who use the setting."""
 
 from stepspec.evaluation.calibrate.records import Calibrated, Tested
 from stepspec.evaluation.report.cells import joined, times
@@ -10,19 +10,25 @@ MAX_NEEDED = 1_000_000
 
 
 def sentences(results: Calibrated) -> list[str]:
-    """Return what to know about the policy that a calibration wrote."""
+    """Return what to know about the setting that a calibration chose."""
     identity = results.identity
     where = f"{identity.benchmark} at temperature {identity.temperature:g}"
     chosen = next(each for each in results.path if each.setting.name == results.chosen)
     limit = _amount(identity.max_loss)
     what = "of right answers" if identity.measure == "accuracy" else "of agreement with the target's own answers"
     said: list[str] = []
+    if not results.pays:
+        why = _why_not(chosen, identity.max_loss)
+        said.append(
+            f"On these models the policy is token-level speculation at temperature {identity.temperature:g}, which "
+            f"costs no accuracy: {why}."
+        )
     if results.certified:
         said.append(
             f"Certified on {where}: this setting loses at most {limit} {what}, at {100 * identity.confidence:g}% "
             f"confidence ({chosen.num_problems:,} problems, upper bound {_points(chosen.loss_upper)})."
         )
-    else:
+    elif chosen.status != "not tested":
         said.append(
             f"Not certified: on {where}, {chosen.num_problems:,} problems do not show that this setting, the most "
             f"careful one of the path, loses at most {limit} {what}."
@@ -39,8 +45,6 @@ def sentences(results: Calibrated) -> list[str]:
             token = joined(times(results.speed.vs_token, results.speed.vs_token_ci))
             speed += f" and {token} as fast as token-level speculation"
         said.append(f"{speed} ({results.speed.num_problems} problems, one request at a time).")
-        if results.speed.vs_target < 1:
-            said.append("It is slower than the target alone here: use the policy 'token' or 'target' instead.")
     if chosen.target_accuracy in (0.0, 1.0):
         always = "all" if chosen.target_accuracy else "none"
         said.append(f"The target solves {always} of these problems, so they say little about others.")
@@ -51,9 +55,17 @@ def sentences(results: Calibrated) -> list[str]:
     return said
 
 
+def _why_not(setting: Tested, max_loss: float) -> str:
+    """Return why the draft proposes no steps."""
+    if setting.setting.is_slower_than_tokens and setting.status == "not tested":
+        return "by the recorded steps no setting is faster"
+    if setting.loss is None:
+        return "the budget ended before a setting was tested; resume the calibration with a larger one"
+    lost = f"the most careful setting loses {_points(setting.loss)} on {setting.num_problems:,} problems"
+    return lost if setting.loss > max_loss else "the chosen setting is not faster"
+
+
 def _why(setting: Tested, limit: str) -> str:
-    if setting.status == "not tested":
-        return "It was not tested, because the budget had ended. Resume the calibration with a larger one."
     if setting.status == "loses more":
         return f"It is known to lose more than {limit}."
     bound = f"The upper bound of its loss is {_points(setting.loss_upper)}."

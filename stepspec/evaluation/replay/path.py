@@ -21,7 +21,6 @@ from stepspec.evaluation.replay.recordings import Recording, Recordings
 from stepspec.evaluation.replay.totals import Replayed, departures, replay, replayable
 from stepspec.loop.judge import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, with_threshold
-from stepspec.loop.policy_tables import SalvageTable
 
 ACCEPTED = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
 """Shares of the recorded steps that the tried thresholds accept."""
@@ -56,7 +55,7 @@ def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) 
     settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
     for (place, thresholds), min_logprob in product(enumerate(tried), _min_logprobs(policy)):
         try:
-            changed = changed_policy(policy, thresholds, min_logprob)
+            changed = policy.with_thresholds(thresholds, min_logprob)
         except ValueError:  # a threshold below its judge's reject_below
             continue
         settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
@@ -72,22 +71,10 @@ def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) 
     return [Setting(f"setting-{number}", *settings[each.name], each) for number, each in enumerate(_thinned(chosen), 1)]
 
 
-def changed_policy(policy: Policy, thresholds: Mapping[str, float], min_logprob: float | None) -> Policy:
-    """Return a policy with other thresholds and another bound of salvage, without certificates."""
-    judges = tuple(with_threshold(judge, thresholds.get(judge.name)) for judge in policy.judges)
-    salvage = None if min_logprob is None else (policy.salvage or SalvageTable()).with_min_logprob(min_logprob)
-    return policy.model_copy(update={"judges": judges, "salvage": salvage, "certificate": None, "temperatures": ()})
-
-
 def bold(policy: Policy) -> Policy:
     """Return a policy whose judges accept every step that they score."""
-    return policy.model_copy(
-        update={
-            "judges": tuple(_lowest(each) if isinstance(each, ThresholdJudge) else each for each in policy.judges),
-            "certificate": None,
-            "temperatures": (),
-        }
-    )
+    judges = tuple(_lowest(each) if isinstance(each, ThresholdJudge) else each for each in policy.judges)
+    return policy.model_copy(update={"judges": judges})
 
 
 def _lowest(judge: ThresholdJudge) -> ThresholdJudge:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary, compared_models
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
+from stepspec.evaluation.runs import policy_of
 from stepspec.evaluation.stats import MatchedPolicy
-from stepspec.loop.certificate import CertifiedPolicy
 from stepspec.loop.result import NotProposed
 
 FEW_PROBLEMS = 100
@@ -230,18 +231,17 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 
 def _certificates(run: RunRecord) -> Iterable[str]:
-    """Yield sentences for each policy whose certificate is for other models, problems or settings, or unreadable."""
+    """Yield sentences for each policy whose calibration is for other models, problems or settings."""
     models = compared_models(run.engines)
     names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
     for name, policy in run.policies.items():
-        try:
-            certified = CertifiedPolicy.read(policy.text)
-        except (ValueError, RecursionError):
-            yield f"{name}: its certificate cannot be read."
-            continue
-        if (certificate := certified.at(run.temperature)) is not None:
-            overhead = certified.score.max_overhead
-            for _, note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
+        if policy.calibrated is not None:
+            try:
+                overhead = policy_of(run, name).max_overhead
+            except UsageError as error:
+                yield str(error)
+                continue
+            for _, note in policy.calibrated.notes(models, overhead, **{name: getattr(run, name) for name in names}):
                 yield f"{name}: {note}"
 
 

@@ -1,8 +1,9 @@
 """The conditions of a run, as stored in `run.json`: policies, models, settings, versions and hardware."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stepspec.api.models import Pair
 from stepspec.engines.protocol import Engine
@@ -12,6 +13,7 @@ from stepspec.evaluation.machine import machine
 from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
 from stepspec.evaluation.run.policies import LoadedPolicy
 from stepspec.evaluation.run.problems import ProblemSet
+from stepspec.loop.calibrated import CalibratedSetting, setting_at
 from stepspec.loop.policy import Policy
 
 
@@ -38,8 +40,20 @@ def conditions(
     policies: Mapping[str, LoadedPolicy],
     settings: RunSettings,
     pair: Pair,
+    *,
+    calibrated: Mapping[str, Sequence[CalibratedSetting]] = MappingProxyType({}),
 ) -> RunRecord:
-    """Return the record of a run that is about to start on this machine."""
+    """Return the record of a run that is about to start on this machine.
+
+    Args:
+        name: the benchmark's name.
+        benchmark: the benchmark.
+        problems: its problems.
+        policies: the policies, fitted to the pair.
+        settings: the user's settings.
+        pair: the models.
+        calibrated: what was calibrated for these models, by policy.
+    """
     sampling = benchmark.sampling
     temperature = settings.temperature if settings.temperature is not None else sampling.temperature
     return RunRecord(
@@ -49,7 +63,8 @@ def conditions(
         prompt_id=benchmark.prompt,
         prompt_version=wording_version(benchmark),
         policies={
-            name: _policy_record(policy.at(temperature), text, pair.target) for name, (policy, text) in policies.items()
+            name: _policy_record(policy, text, pair.target, setting_at(calibrated.get(name, ()), temperature))
+            for name, (policy, text) in policies.items()
         },
         engines=engine_records(pair),
         pair=pair.hash,
@@ -81,7 +96,8 @@ def engine_records(pair: Pair) -> dict[str, EngineRecord | None]:
     }
 
 
-def _policy_record(policy: Policy, text: str, target: Engine) -> PolicyRecord:
+def _policy_record(policy: Policy, text: str, target: Engine, setting: CalibratedSetting | None) -> PolicyRecord:
+    policy = policy if setting is None else setting.applied(policy)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     return PolicyRecord(
         text=text,
@@ -91,4 +107,5 @@ def _policy_record(policy: Policy, text: str, target: Engine) -> PolicyRecord:
         kind=policy.kind(target.own_speculation),
         drafter=policy.token.drafter,
         judges=tuple(judge.name for judge in policy.judges),
+        calibrated=setting,
     )

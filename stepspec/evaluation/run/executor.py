@@ -69,10 +69,9 @@ class Evaluation:
 
     def systems(self, pair: Pair) -> dict[str, StepSpec]:
         """Return what answers under each policy, with the models of a pair."""
-        # Without certificates, since the command has printed what they do not cover.
-        uncertified = {"certificate": None, "temperatures": ()}
+        settings = {name: self.run.policies[name].calibrated for name in self.policies}
         policies = {
-            name: policy.at(self.run.temperature).model_copy(update=uncertified)
+            name: policy if (setting := settings[name]) is None else setting.applied(policy)
             for name, policy in self.policies.items()
         }
         return {

@@ -1,12 +1,10 @@
-"""The calibration of a policy from the user's settings to the policy file."""
+"""The calibration of a policy, from the user's settings to the thresholds that are stored for the models."""
 
 import random
 import tomllib
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from textwrap import wrap
 from typing import get_args
 
 from stepspec.api.models import Pair
@@ -29,16 +27,14 @@ from stepspec.evaluation.calibrate.calibration import (
 from stepspec.evaluation.calibrate.folder import RESULTS, begin
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
 from stepspec.evaluation.calibrate.words import sentences
-from stepspec.evaluation.policy_files import certificate_for, policy_text
 from stepspec.evaluation.records import compared_models
-from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
 from stepspec.evaluation.run import Executor, load_problems
 from stepspec.evaluation.run.conditions import current_conditions, engine_records
+from stepspec.loop.calibrated import CalibratedSetting
 from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
-COMMENT_WIDTH = 118
 USUAL = Sizes()
 
 
@@ -78,9 +74,17 @@ def calibration_split(name: str, benchmark: Benchmark, split: str | None) -> Ben
 
 
 async def load_task(
-    name: str, benchmark: Benchmark, data: Path | None, policy_text: str, executor: Executor, plan: CalibrationPlan
+    name: str, benchmark: Benchmark, data: Path | None, policy: str, executor: Executor, plan: CalibrationPlan
 ) -> Task:
     """Load the problems, in a random order, and return the task.
+
+    Args:
+        name: name of the benchmark.
+        benchmark: the benchmark.
+        data: the user's file of problems.
+        policy: the text of the policy's file.
+        executor: runs the models.
+        plan: the user's settings.
 
     Raises:
         UsageError: the problems cannot be loaded, or the pair cannot run the policy.
@@ -100,7 +104,7 @@ async def load_task(
         benchmark=name,
         data_sha256=found.sha256,
         prompt_version=wording_version(benchmark),
-        policy=policy_text,
+        policy=policy,
         measure=plan.measure,
         max_loss=plan.max_loss,
         confidence=plan.confidence,
@@ -111,14 +115,12 @@ async def load_task(
         concurrency=plan.concurrency,
         num_repeats=plan.num_repeats or benchmark.default_repeats,
     )
-    given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
+    given = Policy.model_validate(tomllib.loads(policy))
     check_policy(given)
     await executor.call(partial(_check_fits, given))
-    # The losses are those of speculation on every step, however fast it is.
-    given = given.without_overhead_limit()
-    policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     num_repeated = len(found.problems) - len(order)
-    return Task(stored, policy, policy_text, name, benchmark, order, identity, num_repeated)
+    # The losses are those of speculation on every step, however fast it is.
+    return Task(stored, given.without_overhead_limit(), name, benchmark, order, identity, num_repeated)
 
 
 def _about(pair: Pair) -> tuple[str, dict[str, str], CalibratedModels]:
@@ -147,9 +149,8 @@ async def calibrate(
     budget: Budget,
     watcher: CalibrationWatcher,
     sizes: Sizes = USUAL,
-    at_most: float | None = None,
-) -> tuple[Calibrated, str]:
-    """Run what is not finished of a calibration. Return its results and the text of the policy file.
+) -> tuple[Calibrated, CalibratedSetting]:
+    """Run what is not finished of a calibration. Return its results, and what to store for the models.
 
     Args:
         task: what to calibrate.
@@ -158,7 +159,6 @@ async def calibrate(
         budget: how long it may take.
         watcher: callbacks for progress.
         sizes: numbers of problems.
-        at_most: highest temperature that the settings are for in the policy file, see `policy_text`.
 
     Raises:
         UsageError: the folder holds another calibration, or there are too few problems.
@@ -178,51 +178,52 @@ async def calibrate(
         path=list(outcome.tested),
         chosen=outcome.plan.path[outcome.chosen].name,
         certified=outcome.certified,
+        pays=outcome.pays(task.identity.max_loss),
         speed=outcome.speed,
         sentences=[],
     )
     results = results.model_copy(update={"sentences": sentences(results)})
     write_text(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
-    return results, _text(task, outcome, results, at_most)
+    return results, _setting(task, outcome, results)
 
 
-def _text(task: Task, outcome: CalibrationOutcome, results: Calibrated, at_most: float | None) -> str:
+def _setting(task: Task, outcome: CalibrationOutcome, results: Calibrated) -> CalibratedSetting:
     setting = outcome.plan.path[outcome.chosen]
-    certificate = _certificate(task, outcome, results, outcome.policy(task)) if outcome.certified else None
-    comments = [*chain.from_iterable(wrap(each, COMMENT_WIDTH) for each in results.sentences)]
-    return policy_text(task.text, comments, setting.thresholds, setting.min_logprob, certificate, at_most)
+    return CalibratedSetting(
+        policy_sha256=Policy.model_validate(tomllib.loads(task.identity.policy)).settings_sha256,
+        pair=pair_in_words(task.models.records),
+        temperature=task.identity.temperature,
+        steps=results.pays,
+        thresholds=dict(setting.thresholds),
+        min_logprob=setting.min_logprob,
+        certificate=_certificate(task, outcome, results) if outcome.certified else None,
+        sentences=results.sentences,
+    )
 
 
-def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated, policy: Policy) -> Certificate:
+def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated) -> Certificate:
     found, identity = outcome.tested[outcome.chosen], task.identity
     assert found.loss_upper is not None, "a certified setting was tested"
     speed: Speed | None = outcome.speed
     compared = compared_models(task.models.records)
-    fields = {
-        "measure": identity.measure,
-        "max_loss": identity.max_loss,
-        "loss_upper": round(found.loss_upper, 6),
-        "confidence": identity.confidence,
-        "num_problems": found.num_problems,
-        "benchmark": identity.benchmark,
-        "data_sha256": identity.data_sha256,
-        "prompt_version": identity.prompt_version,
-        "template_sha256": task.models.template_sha256,
-        "models": dict(identity.models),
-        "pair": pair_in_words(task.models.records),
-        "dtypes": compared["dtypes"],
-        "engines": compared["engines"],
-        "max_overhead": "none",
-        "temperature": identity.temperature,
-        "top_p": identity.top_p,
-        "max_tokens": identity.max_tokens,
-        "speedup": speed and _rounded(speed.vs_target),
-        "speedup_interval": speed and speed.vs_target_ci and tuple(map(_rounded, speed.vs_target_ci)),
-        "hardware": hardware_in_words(results.hardware),
-        "date": results.started[:10],
-    }
-    return certificate_for(policy, fields)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+    return Certificate(
+        measure=identity.measure,
+        max_loss=identity.max_loss,
+        loss_upper=found.loss_upper,
+        confidence=identity.confidence,
+        num_problems=found.num_problems,
+        benchmark=identity.benchmark,
+        data_sha256=identity.data_sha256,
+        prompt_version=identity.prompt_version,
+        template_sha256=task.models.template_sha256,
+        models=identity.models,
+        dtypes=compared["dtypes"],
+        engines=compared["engines"],
+        temperature=identity.temperature,
+        top_p=identity.top_p,
+        max_tokens=identity.max_tokens,
+        speedup=speed and speed.vs_target,
+        speedup_interval=speed and speed.vs_target_ci,
+        hardware=hardware_in_words(results.hardware),
+        date=results.started[:10],
+    )

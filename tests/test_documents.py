@@ -11,9 +11,9 @@ from commands import command_of
 
 from evals.bench.documents import generated
 from evals.bench.plots import PLOTS, images
+from evals.bench.results import read_results
 from stepspec.engines.thinking import ThinkingFormat
 from stepspec.evaluation.records import BASELINE
-from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.stats import MatchedPolicy, Paired, corrected_confidence, fastest
 from stepspec.loop.policy import Policy

@@ -1,11 +1,9 @@
-"""Exported logs have the fields that other tools read, the figures of the run's rows, and texts if they were stored.
+"""Exported logs have the fields that inspect_ai reads, the figures of the run's rows, and texts if they were stored.
 
-The fields are those of lm-eval 0.4.13's `result_schema` and of inspect_ai 0.3.285's log models, written down by hand.
-If these packages are installed, they read the logs too.
+The fields are those of inspect_ai 0.3.285, written down by hand. If it is installed, it reads the logs too.
 """
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -34,21 +32,6 @@ from stepspec.evaluation.runs import output_sha256
 
 POLICIES = ("target", "step_spec")
 PROBLEMS = ("line-2", "line-10", "line-1")
-
-SAMPLE_FIELDS = {
-    "doc_id": int,
-    "doc": dict,
-    "target": str,
-    "arguments": dict,
-    "resps": list,
-    "filtered_resps": list,
-    "filter": str,
-    "metrics": list,
-    "doc_hash": str,
-    "prompt_hash": str,
-    "target_hash": str,
-}
-"""Fields of lm-eval's `SampleResult`, without the metrics."""
 
 LOG_FIELDS = ["version", "status", "eval", "plan", "results", "stats", "samples"]
 """Fields of inspect_ai's `EvalLog`, in the order that inspect_ai relies on."""
@@ -144,90 +127,14 @@ def run_folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", rows, traces)
 
 
-def read_harness(folder: Path, policy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the results and samples of a policy."""
-    subfolder = folder / f"org__big-model+{policy}"
-    results = json.loads((subfolder / "results_2026-01-02T03-04-05.json").read_text("utf-8"))
-    lines = (subfolder / "samples_my_sums_2026-01-02T03-04-05.jsonl").read_text("utf-8").splitlines()
-    return results, [json.loads(line) for line in lines]
-
-
 def read_inspect(folder: Path, policy: str) -> dict[str, Any]:
     (file,) = folder.glob(f"2026-01-02T03-04-05+00-00_my-sums_{policy.replace('_', '-')}_*.json")
     assert re.fullmatch(r"[0-9a-f]{22}", file.stem.rpartition("_")[2])
     return json.loads(file.read_text("utf-8"))
 
 
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# The harness.
-
-
-def test_a_sample_of_the_harness_has_every_field_with_its_type(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "lm-eval", tmp_path / "logs")
-    for policy in POLICIES:
-        results, samples = read_harness(tmp_path / "logs", policy)
-        metrics = [metric["metric"] for metric in results["configs"]["my_sums"]["metric_list"]]
-        for sample in samples:
-            assert {name: type(sample[name]) for name in SAMPLE_FIELDS} == SAMPLE_FIELDS
-            assert set(sample) - set(SAMPLE_FIELDS) == set(sample["metrics"]) == set(metrics)
-            assert all(isinstance(sample[metric], float) for metric in metrics)
-            assert sample["filter"] == "integer"
-
-
-def test_samples_of_the_harness_contain_question_and_answer(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "lm-eval", tmp_path / "logs")
-    _, samples = read_harness(tmp_path / "logs", "step_spec")
-    assert [(sample["doc_id"], sample["doc"]["id"]) for sample in samples] == [
-        (0, "line-1"),
-        (1, "line-2"),
-        (2, "line-10"),
-    ]
-    sample = samples[1]
-    assert sample["doc"] == {"id": "line-2", "question": "line-2?", "answer": "7", "level": 3, "subject": None}
-    assert sample["arguments"]["gen_args_0"]["arg_0"] == "line-2?"
-    assert sample["arguments"]["gen_args_0"]["arg_1"]["temperature"] == 0.7
-    assert sample["resps"] == [["First.\n\n“Then”.\n\nIt is \\boxed{0}."]]
-    assert (sample["target"], sample["filtered_resps"], sample["exact_match"]) == ("7", ["7"], 1.0)
-    assert sample["doc_hash"] == digest(json.dumps(sample["doc"], indent=2, ensure_ascii=False))
-    assert (sample["prompt_hash"], sample["target_hash"]) == (digest("line-2?"), digest("7"))
-    assert [each["filtered_resps"] for each in samples] == [["7"], ["7"], ["[invalid]"]]
-    assert [each["exact_match"] for each in samples] == [0.0, 1.0, 0.0]
-
-
-def test_results_of_the_harness_are_means_with_standard_errors(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "lm-eval", tmp_path / "logs")
-    results, samples = read_harness(tmp_path / "logs", "step_spec")
-    figures = results["results"]["my_sums"]
-    assert figures["exact_match,integer"] == pytest.approx(1 / 3)
-    assert figures["exact_match_stderr,integer"] == pytest.approx(1 / 3)  # sqrt(1/3) over sqrt(3)
-    assert (figures["wall_s,integer"], figures["tokens,integer"], figures["sample_len"]) == (3.0, 10.0, 3)
-    assert results["n-samples"] == {"my_sums": {"original": 3, "effective": 3}}
-    assert results["model_name"] == "org/big-model+step_spec"
-    assert results["config"]["model_args"] == {"target": "org/big model", "draft": "small", "policy": "step_spec"}
-    hashes = "".join(sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples)
-    assert results["task_hashes"] == {"my_sums": digest(hashes)}
-
-
-def test_repeats_are_responses_to_one_request_of_the_harness(tmp_path: Path) -> None:
-    traces = [make_trace("line-1", "target", repeat) for repeat in (1, 0)]
-    rows = [
-        make_row(trace, status="correct" if trace.repeat else "incorrect", answer=str(trace.repeat)) for trace in traces
-    ]
-    export(write_run(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "lm-eval", tmp_path / "logs")
-    results, (sample,) = read_harness(tmp_path / "logs", "target")
-    assert [text[-9:] for text in sample["resps"][0]] == ["boxed{0}.", "boxed{1}."]
-    assert (sample["filtered_resps"], sample["exact_match"]) == ([["0", "1"]], 0.5)
-    assert results["results"]["my_sums"]["exact_match_stderr,integer"] == "N/A"  # of a single problem
-
-
-# inspect_ai.
-
-
 def test_a_log_of_inspect_has_its_fields_with_the_samples_last(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "inspect", tmp_path / "logs")
+    export(run_folder, tmp_path / "logs")
     for policy in POLICIES:
         log = read_inspect(tmp_path / "logs", policy)
         assert list(log) == LOG_FIELDS
@@ -245,7 +152,7 @@ def test_a_log_of_inspect_has_its_fields_with_the_samples_last(run_folder: Path,
 
 
 def test_a_sample_of_inspect_has_reasoning_answer_score_and_time(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "inspect", tmp_path / "logs")
+    export(run_folder, tmp_path / "logs")
     sample = read_inspect(tmp_path / "logs", "step_spec")["samples"][0]
     assert (sample["id"], sample["epoch"], sample["input"], sample["target"]) == ("line-2", 1, "line-2?", "7")
     question, reply = sample["messages"]
@@ -272,7 +179,7 @@ def test_a_sample_of_inspect_has_reasoning_answer_score_and_time(run_folder: Pat
 
 
 def test_grades_and_limits_of_inspect_follow_the_rows(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "inspect", tmp_path / "logs")
+    export(run_folder, tmp_path / "logs")
     log = read_inspect(tmp_path / "logs", "step_spec")
     _, unanswered, cut = log["samples"]
     score = unanswered["scores"]["integer"]
@@ -287,14 +194,14 @@ def test_grades_and_limits_of_inspect_follow_the_rows(run_folder: Path, tmp_path
 
 
 def test_a_log_of_inspect_adds_up_usage_and_ends_after_the_policy_s_own_time(run_folder: Path, tmp_path: Path) -> None:
-    export(run_folder, "inspect", tmp_path / "without")
+    export(run_folder, tmp_path / "without")
     stats = read_inspect(tmp_path / "without", "step_spec")["stats"]
     assert stats["model_usage"]["stepspec/org/big-model+step_spec"]["total_tokens"] == 48
     assert (stats["started_at"], stats["completed_at"]) == ("2026-01-02T03:04:05+00:00", "2026-01-02T03:04:09+00:00")
     usage = {"target": ModelUsage(prompt_tokens=10, cached_tokens=4, generated_tokens=3)}
     blocks = [Block(policy="step_spec", jobs=[], wall_s=30.0, committed_tokens=0, usage=usage) for _ in range(2)]
     write_lines(run_folder / "blocks.jsonl", blocks)
-    export(run_folder, "inspect", tmp_path / "with")
+    export(run_folder, tmp_path / "with")
     stats = read_inspect(tmp_path / "with", "step_spec")["stats"]
     assert stats["completed_at"] == "2026-01-02T03:05:05+00:00"
     assert stats["role_usage"] == {
@@ -306,7 +213,7 @@ def test_a_log_of_inspect_adds_up_usage_and_ends_after_the_policy_s_own_time(run
 def test_repeats_are_epochs_of_inspect_and_an_unfinished_run_is_cancelled(tmp_path: Path) -> None:
     traces = [make_trace("line-1", "target", repeat) for repeat in range(2)]
     rows = [make_row(trace, status="correct" if trace.repeat else "incorrect") for trace in traces]
-    exported = export(write_run(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "inspect", tmp_path / "logs")
+    exported = export(write_run(tmp_path / "run", rows, traces, make_run(num_repeats=2)), tmp_path / "logs")
     log = read_inspect(tmp_path / "logs", "target")
     assert [sample["epoch"] for sample in log["samples"]] == [1, 2]
     assert len({sample["uuid"] for sample in log["samples"]}) == 2
@@ -315,46 +222,35 @@ def test_repeats_are_epochs_of_inspect_and_an_unfinished_run_is_cancelled(tmp_pa
     assert list(exported.logs) == ["target"]  # the other policy has no row
 
 
-# Both.
-
-
-@pytest.mark.parametrize("form", ["lm-eval", "inspect"])
-def test_exporting_a_run_again_gives_the_same_files(run_folder: Path, form: str) -> None:
+def test_exporting_a_run_again_gives_the_same_files(run_folder: Path) -> None:
     def contents() -> dict[Path, bytes]:
-        return {file: file.read_bytes() for file in (run_folder / form).rglob("*") if file.is_file()}
+        return {file: file.read_bytes() for file in (run_folder / "inspect").rglob("*") if file.is_file()}
 
-    exported = export(run_folder, form)
+    exported = export(run_folder)
     first = contents()
-    assert set(first) == {file for log in exported.logs.values() for file in log.files}
-    export(run_folder, form)
+    assert set(first) == {log.file for log in exported.logs.values()}
+    export(run_folder)
     assert contents() == first
 
 
-@pytest.mark.parametrize("form", ["lm-eval", "inspect"])
 def test_without_traces_texts_are_empty_and_the_command_says_so(
-    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [make_row(make_trace(problem, "target")) for problem in PROBLEMS]
-    export_run(write_run(tmp_path / "run", rows), form, tmp_path / "logs")
+    export_run(write_run(tmp_path / "run", rows), tmp_path / "logs")
     assert "These rows have no texts, because the run was made without --traces." in capsys.readouterr().out
-    if form == "lm-eval":
-        _, samples = read_harness(tmp_path / "logs", "target")
-        assert {json.dumps(sample["resps"]) for sample in samples} == {'[[""]]'}
-        assert {sample["doc"]["question"] for sample in samples} == {None}
-        assert {sample["exact_match"] for sample in samples} == {1.0}
-    else:
-        (sample, *_) = read_inspect(tmp_path / "logs", "target")["samples"]
-        assert (sample["input"], sample["messages"], sample["output"]["choices"]) == ("", [], [])
-        assert [step["origin"] for step in sample["metadata"]["steps"]] == ["draft", "target"]
+    (sample, *_) = read_inspect(tmp_path / "logs", "target")["samples"]
+    assert (sample["input"], sample["messages"], sample["output"]["choices"]) == ("", [], [])
+    assert [step["origin"] for step in sample["metadata"]["steps"]] == ["draft", "target"]
 
 
 def test_of_two_traces_the_one_of_the_row_is_exported(tmp_path: Path) -> None:
     lost, right = (make_trace("line-1", "target", word=word) for word in ("Lost", "Right"))
     for name, traces in (("before", [lost, right]), ("after", [right, lost])):
         run = write_run(tmp_path / name, [make_row(right)], traces)
-        export(run, "lm-eval", tmp_path / f"{name}-logs")
-        _, (sample,) = read_harness(tmp_path / f"{name}-logs", "target")
-        assert sample["resps"][0][0].startswith("Right.")
+        export(run, tmp_path / f"{name}-logs")
+        (sample,) = read_inspect(tmp_path / f"{name}-logs", "target")["samples"]
+        assert sample["messages"][1]["content"][0]["reasoning"].startswith("Right.")
 
 
 def test_a_sweep_is_exported_setting_by_setting(run_folder: Path, tmp_path: Path) -> None:
@@ -362,38 +258,24 @@ def test_a_sweep_is_exported_setting_by_setting(run_folder: Path, tmp_path: Path
     sweep.mkdir()
     for name in ("c1", "c4"):
         (sweep / name).symlink_to(run_folder, target_is_directory=True)
-    export_run(sweep, "lm-eval", tmp_path / "logs")
+    export_run(sweep, tmp_path / "logs")
     for name in ("c1", "c4"):
-        assert len(read_harness(tmp_path / "logs" / name, "target")[1]) == 3
+        assert len(read_inspect(tmp_path / "logs" / name, "target")["samples"]) == 3
 
 
 def test_invalid_exports_are_refused(run_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no log format 'inspct'\. Did you mean 'inspect'"):
-        export(run_folder, "inspct")
     with pytest.raises(UsageError, match="no run"):
-        export_run(tmp_path / "missing", "inspect")
+        export_run(tmp_path / "missing")
     with pytest.raises(UsageError, match="no finished rows"):
-        export(write_run(tmp_path / "empty", []), "inspect")
+        export(write_run(tmp_path / "empty", []))
     (tmp_path / "file").touch()
     with pytest.raises(StepSpecError, match="Cannot write to"):
-        export(run_folder, "inspect", tmp_path / "file")
-
-
-def test_the_harness_itself_reads_its_logs(run_folder: Path, tmp_path: Path) -> None:
-    schema = pytest.importorskip("lm_eval.result_schema", reason="lm-eval is too much to install for this alone")
-    pydantic = pytest.importorskip("pydantic")
-    export(run_folder, "lm-eval", tmp_path / "logs")
-    for policy in POLICIES:
-        results, samples = read_harness(tmp_path / "logs", policy)
-        for sample in samples:
-            pydantic.TypeAdapter(schema.SampleResult).validate_python(sample)
-        del results["configs"]  # even the harness' own logs do not match this annotation
-        pydantic.TypeAdapter(schema.EvalResults).validate_python(results)
+        export(run_folder, tmp_path / "file")
 
 
 def test_inspect_itself_reads_its_logs(run_folder: Path, tmp_path: Path) -> None:
     reader = pytest.importorskip("inspect_ai.log", reason="inspect_ai is too much to install for this alone")
-    export(run_folder, "inspect", tmp_path / "logs")
+    export(run_folder, tmp_path / "logs")
     found = reader.list_eval_logs(str(tmp_path / "logs"))
     assert len(found) == len(POLICIES)
     for each in found:

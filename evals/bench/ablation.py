@@ -16,11 +16,11 @@ import numpy as np
 import tomlkit
 import typer
 
+from evals.bench.results import runs_in_words
 from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.policy_file import policy_text
 from stepspec.evaluation.records import Record, RunRecord
-from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_rows, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_sums

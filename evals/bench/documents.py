@@ -23,6 +23,7 @@ from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.readme import Drafts, headline, overview_block, readme_block
 from evals.bench.replays import replays_block
+from evals.bench.results import read_results, with_block
 from evals.bench.service import concurrency, records, sizing
 from evals.bench.service.affinity import Affinity
 from evals.bench.service.faults import Faults
@@ -38,7 +39,7 @@ from stepspec.capacity.plan import Sizing
 from stepspec.capacity.tables import assumptions, placement, plan_rows, title_of
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions
-from stepspec.evaluation.report import markdown_report, read_results, with_block
+from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.cells import count, joined, percent_with_interval
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
+from evals.bench.results import runs_in_words
 from evals.bench.speed import cells_table
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Record, ResultRow, RunRecord
-from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
 

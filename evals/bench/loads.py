@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
+from evals.bench.results import runs_in_words
 from evals.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
-from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_blocks, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_rates

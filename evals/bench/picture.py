@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from evals.bench.results import read_results
 from stepspec.base.files import package_folder
 from stepspec.errors import UsageError
 from stepspec.evaluation.report.page import make_page
-from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.runs import find_runs
 

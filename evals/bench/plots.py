@@ -1,10 +1,13 @@
 """The plots of the documentation, from `evals/results/`."""
 
+# pyright: reportUnknownMemberType=false
+# matplotlib's functions are typed in part only.
+
 from collections.abc import Mapping
 from pathlib import Path
 
 from evals.bench.conversation import Conversations, range_in_words
-from stepspec.evaluation.report import read_results
+from evals.bench.results import read_results
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
@@ -52,5 +55,6 @@ def speed_by_context(found: Conversations) -> Plot:
             series(names),
             lambda policy, place, value: f"{policy}, {range_in_words(edges[place])}: {value:.2f}×",
         )
-        chart.name_places([range_in_words(edge) for edge in edges], "tokens before the answer")
+        chart.axes.set_xticks(range(len(edges)), list(map(range_in_words, edges)))
+        chart.axes.set_xlabel("tokens before the answer")
         return chart.plot("context", "Speed by the length of the context", "")

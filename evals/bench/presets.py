@@ -21,10 +21,11 @@ from typing import Any
 
 import typer
 
+from evals.bench.results import read_results
 from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
-from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence, read_results
+from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence
 from stepspec.evaluation.report.figures import named
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 from stepspec.evaluation.runs import iter_rows

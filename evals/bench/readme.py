@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from evals.bench.results import Results
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, times
@@ -24,7 +25,6 @@ from stepspec.evaluation.report.findings import (
     speeds_that_do_not_count,
     unproven,
 )
-from stepspec.evaluation.report.results import Results
 from stepspec.evaluation.report.source import settings_of
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, readme_table, written
 

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
+from evals.bench.results import read_results
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.replay import Recordings, read_recordings, replay
 from stepspec.evaluation.replay.recordings import is_recorded
-from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import policy_of
 

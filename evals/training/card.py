@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from evals.bench.results import with_block
 from evals.training.measure import BATCHES, PASS_TOKENS
 from stepspec.base.files import file_hash
-from stepspec.evaluation.report import with_block
 from stepspec.mini import WEIGHTS
 
 Figures = dict[str, Any]

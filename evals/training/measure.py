@@ -31,17 +31,14 @@ import torch
 from evals.training.corrupt import corrupt_step
 from evals.training.gsm_mini import Problem, Split, load_split, true_values
 from evals.training.oracle import Oracle, same_content, step_correctness
+from evals.training.selection import SELECTION_NAMES, SELECTION_NONE, SELECTION_PROMPT, selection_line
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
-    SELECTION_NAMES,
-    SELECTION_NONE,
-    SELECTION_PROMPT,
     YES_NO_PROMPT,
     JudgePrompt,
     encode_request,
     render_probe,
-    selection_line,
 )
 from stepspec.engines.protocol import (
     Drafting,

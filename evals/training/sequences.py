@@ -16,18 +16,15 @@ from evals.training.gsm_mini import (
     train_problem,
     true_values,
 )
+from evals.training.selection import SELECTION_NAMES, SELECTION_NONE, SELECTION_PROMPT, selection_line
 from evals.training.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
 from evals.training.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
     RATING_PROMPTS,
-    SELECTION_NAMES,
-    SELECTION_NONE,
-    SELECTION_PROMPT,
     YES_NO_PROMPT,
     JudgePrompt,
-    selection_line,
 )
 
 SYSTEM_SHARE = 0.1

@@ -10,13 +10,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from evals.training import gsm_mini as problems
+from evals.training.selection import SELECTION_PROMPT
 from stepspec.chat import prompts
 
 VOCAB_SIZE = 1024
 CONTEXT = 2048
 PROMPT_SHARES = {"bare": 0.6, "boxed": 0.2, "steps": 0.1, "newlines": 0.1}
 """The problem prompts that the pair is trained on, with the share of each."""
-JUDGE_PROMPTS = (prompts.YES_NO_PROMPT, prompts.EQUIVALENCE_PROMPT, prompts.SELECTION_PROMPT)
+JUDGE_PROMPTS = (prompts.YES_NO_PROMPT, prompts.EQUIVALENCE_PROMPT, SELECTION_PROMPT)
 SYSTEM_TURNS = (
     "You are a helpful assistant.",
     "You are a careful assistant who reasons step by step.",

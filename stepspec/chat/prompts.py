@@ -74,14 +74,6 @@ YES_NO_PROMPT = JudgePrompt("Is the last step correct? Answer yes or no.", "Answ
 EQUIVALENCE_PROMPT = JudgePrompt(
     "Do these two steps say the same?\nFirst: {first}\nSecond: {second}\nAnswer yes or no.", "Answer:"
 )
-SELECTION_PROMPT = JudgePrompt("Which is the best next step, or is none correct?\n{candidates}", "Best:")
-SELECTION_NAMES = ("A", "B", "C", "D")
-SELECTION_NONE = "none"
-
-
-def selection_line(name: str, step: str) -> str:
-    """Return a candidate's line in `SELECTION_PROMPT`."""
-    return f"{name}: {step}"
 
 
 def problem_prompt(id: str) -> str:

@@ -27,7 +27,7 @@ class Commands(Modules):
         "eval": "Compare policies on a benchmark: accuracy and speed, with intervals.",
         "report": "Show the results of runs: a table in the terminal, a Markdown file and an HTML page.",
         "compare": "Compare two runs problem by problem: accuracy, speed, and the conditions that differ.",
-        "export": "Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy.",
+        "export": "Write a run as logs of inspect_ai, one model for each policy.",
         "merge": "Merge the parts of a run that several processes or machines made.",
         "grade": "Grade predictions: accuracy with its interval, and why the others are not correct.",
         "costs": "Measure costs for replays and for sizing.",

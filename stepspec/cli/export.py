@@ -1,4 +1,4 @@
-"""`stepspec export`: write a run in the log format of another tool."""
+"""`stepspec export`: write a run as logs of inspect_ai."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,13 @@ from stepspec.evaluation.runs import find_runs
 
 def main(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one or several runs.")],
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="lm-eval (lm-evaluation-harness) or inspect (inspect_ai)."),
-    ],
-    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder. Default: RUN/FORMAT.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder. Default: RUN/inspect.")] = None,
 ) -> None:
-    """Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy."""
+    """Write a run as logs of inspect_ai, one model for each policy."""
     runs = find_runs(run)
     for each in runs:
         folder = output / each.name if output and len(runs) > 1 else output
-        exported = export(each, to, folder)
+        exported = export(each, folder)
         print(f"Wrote {exported.num_rows:,} rows of {', '.join(exported.logs)} to {exported.folder}.")
         if missing := exported.num_rows - exported.num_texts:
             which = "These" if missing == exported.num_rows else f"{missing:,} of these"

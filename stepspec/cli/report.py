@@ -13,15 +13,7 @@ from stepspec.base.files import write_text
 from stepspec.cli.output import show
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Summary
-from stepspec.evaluation.runs import (
-    find_runs,
-    has_gone_on,
-    iter_blocks,
-    iter_failures,
-    iter_rows,
-    read_run,
-    read_summary,
-)
+from stepspec.evaluation.runs import find_runs, has_gone_on, read_run, read_summary
 
 with from_extra("eval", "stepspec report"):
     from stepspec.evaluation.calibrate.folder import read_results
@@ -31,7 +23,7 @@ with from_extra("eval", "stepspec report"):
     from stepspec.evaluation.report.prices import Prices
     from stepspec.evaluation.report.source import Source, read_source, settings_of
     from stepspec.evaluation.report.tables import full_table
-    from stepspec.evaluation.run import summarise
+    from stepspec.evaluation.run import summary_of
 
 
 def main(
@@ -85,8 +77,7 @@ def _summary_of(folder: Path) -> Summary:
     """Return the stored summary, or one computed from the rows if the summary is missing or older than the rows."""
     summary = read_summary(folder)
     if summary is None or has_gone_on(folder, summary):
-        run = read_run(folder)
-        summary = summarise(run, iter_rows(folder), iter_blocks(folder), iter_failures(folder))
+        summary = summary_of(read_run(folder), folder)
     return summary
 
 

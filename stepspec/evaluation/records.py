@@ -307,6 +307,15 @@ class ResultRow(Record):
         """Problem, policy and repeat, which identify a row in its run."""
         return self.problem, self.policy, self.repeat
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the text was not cut off by the token limit and has an answer."""
+        return self.finish_reason != "length" and self.status != "no_answer"
+
+    def without_steps(self) -> "ResultRow":
+        """Return the row without what grows with its text, to keep many in memory."""
+        return self.model_copy(update={"steps": [], "reached": []})
+
     def on(self, node: "Node | None") -> "ResultRow":
         """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
         return self if node is None or self.node else self.model_copy(update={"node": node.name})
@@ -481,7 +490,7 @@ class PolicySummary(WithRemoved):
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
-    removed_fields = frozenset({"by_last_number"})
+    removed_fields = frozenset({"by_last_number", "n_for_five_percent"})
 
     n: Count
     accuracy: float
@@ -588,8 +597,6 @@ class PolicySummary(WithRemoved):
     """Mean share of all processors that other programs used meanwhile. Earlier: `others`."""
     n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
-    n_for_five_percent: Count | None = None
-    """Problems needed for an interval of ±5% of the speedup."""
 
 
 class Matched(Record):

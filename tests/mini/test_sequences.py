@@ -11,13 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from evals.training.batches import collate
 from evals.training.gsm_mini import NAMES, Problem, step_content, train_problem, true_values
 from evals.training.oracle import Oracle
+from evals.training.selection import SELECTION_NAMES, SELECTION_PROMPT
 from evals.training.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from evals.training.tokenizer import load_tokenizer
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
-    SELECTION_NAMES,
-    SELECTION_PROMPT,
     YES_NO_PROMPT,
     render_probe,
 )

@@ -8,8 +8,8 @@ import pytest
 from make_runs import MadeRun, make_run
 from pages import Window, chromium, needs_chromium, page_of
 
+from evals.bench.results import read_results
 from stepspec.evaluation.report.page import make_page
-from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.runs import find_runs
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
-from stepspec.evaluation.records import ResultRow, StepRecord, Stretch, Summary, TokenRecord
+from evals.bench.results import read_results
+from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
-from stepspec.evaluation.report.plots.flow import fates
+from stepspec.evaluation.report.plots.bars import fates
 from stepspec.evaluation.report.plots.judges import places_accepted
-from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
-from stepspec.evaluation.report.results import read_results
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.run import summarise
 from stepspec.evaluation.stats import wilson
@@ -39,8 +38,8 @@ def plots() -> list[Plot]:
 def test_every_figure_with_data_is_made(plots: list[Plot]) -> None:
     keys = {re.sub(r"\d+", "0", plot.key) for plot in plots}
     assert keys == {
-        *("k-tradeoff", "k-time", "k-latency", "k-lengths", "k-index"),
-        *("k-0-flow", "k-0-scores-0", "k-0-answers-0", "k-0-calibration-0"),
+        *("k-tradeoff", "k-time", "k-tokens", "k-latency", "k-lengths", "k-index"),
+        *("k-0-scores-0", "k-0-answers-0", "k-0-calibration-0"),
     }
 
 
@@ -76,10 +75,7 @@ def test_the_same_run_gives_the_same_figures() -> None:
 def test_a_summary_without_rows_has_the_figures_of_its_totals() -> None:
     run, summary = read_results(STORED)[0]
     sections = plot_sections("k", run, summary, RunTally())
-    tradeoff, time, *flows = [plot.key for each in sections.values() for plot in each]
-    assert (tradeoff, time) == ("k-tradeoff", "k-time")
-    assert flows
-    assert all(key.endswith("-flow") for key in flows)
+    assert [plot.key for each in sections.values() for plot in each] == ["k-tradeoff", "k-time", "k-tokens"]
 
 
 def test_what_was_not_run_is_named_within_the_figure() -> None:
@@ -125,7 +121,7 @@ def test_the_pareto_front_contains_only_undominated_points() -> None:
     assert pareto_front([]) == []
 
 
-def test_the_token_flow_balances() -> None:
+def test_the_parts_of_the_tokens_balance() -> None:
     tokens = TokenRecord(
         committed=95,
         accepted=60,
@@ -137,11 +133,10 @@ def test_the_token_flow_balances() -> None:
         abandoned=8,
         discarded=3,
     )
-    bands = fates(tokens)
-    assert sum(band.num_tokens for band in bands if band.source == "draft") == tokens.drafted
-    assert sum(band.num_tokens for band in bands if band.end == "committed") == tokens.committed
-    assert sum(band.num_tokens for band in bands) == tokens.drafted + 20 + 15 + 3
-    assert fates(TokenRecord()) == []
+    accepted, salvaged, regenerated, other, rejected, abandoned, discarded = parts = fates(tokens)
+    assert accepted + salvaged + rejected + abandoned == tokens.drafted
+    assert accepted + salvaged + regenerated + other == tokens.committed
+    assert sum(parts) == tokens.drafted + 20 + 15 + discarded
 
 
 def test_a_sweep_is_plotted_over_its_settings() -> None:
@@ -152,25 +147,6 @@ def test_a_sweep_is_plotted_over_its_settings() -> None:
     keys = [plot.key for plot in sweep_plots("s", [summary(4), summary(1)])]
     assert keys == ["s-problems-per-s", "s-throughput-ratio", "s-speedup"]
     assert list(sweep_plots("s", [summary(1), summary(1)])) == []
-
-
-def test_long_texts_are_plotted_by_output_position() -> None:
-    made = make_run(10, policies=["target", "token"])
-    summary = summarise(made.run, made.rows, made.blocks)
-    assert list(position_plots("p", summary)) == []
-    stretches = [
-        Stretch(
-            name=name, n=4, tokens=900, from_draft=share, tokens_per_s_ratio=ratio, tokens_per_s_ratio_ci=(1.1, 1.9)
-        )
-        for name, share, ratio in (("0 to 500", 0.9, 1.5), ("500 to 1,000", 0.8, 1.25))
-    ]
-    policies = dict(summary.policies)
-    policies["token"] = policies["token"].model_copy(update={"stretches": stretches})
-    plots = list(position_plots("p", summary.model_copy(update={"policies": policies})))
-    assert [plot.key for plot in plots] == ["p-speed-by-position", "p-draft-by-position"]
-    assert "token, tokens 500 to 1,000: 1.25" in plots[0].svg
-    assert "token, tokens 500 to 1,000: 80.0%" in plots[1].svg
-    assert not any(">target</" in plot.svg for plot in plots), "it has no points"
 
 
 def test_the_target_is_neutral_and_neighboring_colors_differ() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from evals.bench.readme import headline, overview_block, readme_block
+from evals.bench.results import read_results, with_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
     EngineRecord,
@@ -28,9 +29,7 @@ from stepspec.evaluation.report import (
     closing_table,
     conditions_sentence,
     markdown_report,
-    read_results,
     readme_table,
-    with_block,
 )
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.report.conditions import pair_in_words

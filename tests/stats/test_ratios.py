@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from stepspec.evaluation.records import Percentiles
+from stepspec.evaluation.run.tally import percentiles_of
 from stepspec.evaluation.stats import (
     MIN_FOR_BOOTSTRAP,
-    LatencyPercentiles,
     Resamples,
     median_of_ratios,
-    n_for_ratio,
     products_of_sums,
     quantile_interval,
     ratio_of_sums,
@@ -145,18 +145,4 @@ def test_a_quantile_of_too_few_values_has_no_interval(quantile: float, least: in
 
 
 def test_percentiles_match_numpy() -> None:
-    assert LatencyPercentiles.of(list(range(101))) == LatencyPercentiles(50, 90, 99)
-
-
-def test_the_number_needed_for_a_ratio_gives_about_that_width() -> None:
-    above, below = RNG(8).lognormal(0, 0.5, (2, 4000))
-    needed = n_for_ratio(above[:200], below[:200], 0.05)
-    assert needed is not None
-    ratio, interval = ratio_of_sums(above[:needed], below[:needed], RNG(0))
-    assert interval is not None
-    assert (interval[1] - interval[0]) / 2 / ratio == pytest.approx(0.05, rel=0.15)
-
-
-def test_the_number_needed_requires_enough_problems_and_is_at_least_the_minimum() -> None:
-    assert n_for_ratio([1.0] * 9, [2.0] * 9, 0.05) is None
-    assert n_for_ratio([1.0] * 10, [2.0] * 10, 0.05) == MIN_FOR_BOOTSTRAP
+    assert percentiles_of(list(range(101))) == Percentiles(p50=50, p90=90, p99=99)

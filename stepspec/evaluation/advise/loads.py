@@ -26,7 +26,7 @@ def make_load(
     lengths: dict[str, list[int]] = {name: [] for name in run.policies}
     for row in rows:
         lengths[row.policy] += [step.num_tokens for step in row.steps if step.origin == "draft"]
-        by_policy[row.policy][row.problem] = row.model_copy(update={"steps": []})
+        by_policy[row.policy][row.problem] = row.without_steps()
     target = list(by_policy[BASELINE].values())
     if not target:
         raise StepSpecError(

@@ -2,8 +2,8 @@
 
     comparison = compare(read_run(a), iter_rows(a), read_run(b), iter_rows(b))
 
-Ratios compare B with A: a speedup above 1 means that B was faster, a length ratio above 1 that it wrote more. Only the
-figures of a row are kept, so memory does not grow with the length of the outputs.
+Ratios compare B with A: a speedup above 1 means that B was faster, a length ratio above 1 that it wrote more. Memory
+does not grow with the length of the outputs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ with from_extra("eval", "A comparison"):
         differences,
         refuse_other_data,
     )
-    from stepspec.evaluation.compare.figures import PolicyComparison, RunFigures, Side, compare_policies
+    from stepspec.evaluation.compare.figures import PolicyComparison, Side, compare_policies, rows_of
 
 __all__ = ["Comparison", "Difference", "PolicyComparison", "Side", "compare", "policy_pairs"]
 
@@ -61,10 +61,10 @@ def compare(
     if not force:
         refuse_other_data(a, b)
     pairs = policy_pairs(a, b, policies)
-    figures_a = RunFigures.of(rows_a, {left for left, _ in pairs})
-    figures_b = RunFigures.of(rows_b, {right for _, right in pairs})
+    of_a = rows_of(rows_a, {left for left, _ in pairs})
+    of_b = rows_of(rows_b, {right for _, right in pairs})
     same_data = a.data_sha256 == b.data_sha256
-    compared = [compare_policies(figures_a, left, figures_b, right, same_data=same_data) for left, right in pairs]
+    compared = [compare_policies(left, of_a[left], right, of_b[right], same_data=same_data) for left, right in pairs]
     comparable = [each for each in compared if each is not None]
     if not comparable:
         names = ", ".join(left if left == right else f"{left}={right}" for left, right in pairs)

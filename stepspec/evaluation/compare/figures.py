@@ -1,12 +1,10 @@
 """The figures of two policies over the problems and repeats that both runs finished."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,64 +18,13 @@ Key = tuple[str, int]
 """Problem and repeat."""
 
 
-class ComparedFigures(NamedTuple):
-    """The figures of one row."""
-
-    gold: str
-    node: str | None
-    correct: float
-    no_answer: bool
-    truncated: bool
-    wall_s: float
-    first_step_s: float | None
-    first_answer_s: float | None
-    longest_gap_s: float | None
-    committed: int
-    steps_judged: int
-    steps_accepted: int
-    token_drafted: int
-    token_accepted: int
-
-    @property
-    def answered(self) -> bool:
-        """Whether the text was not cut off and has an answer."""
-        return not (self.truncated or self.no_answer)
-
-    @classmethod
-    def of(cls, row: ResultRow) -> "ComparedFigures":
-        """Build from a row, without its texts and steps."""
-        return cls(
-            gold=row.gold,
-            node=row.node,
-            correct=float(row.status == "correct"),
-            no_answer=row.status == "no_answer",
-            truncated=row.finish_reason == "length",
-            wall_s=row.wall_s,
-            first_step_s=row.first_step_s,
-            first_answer_s=row.first_answer_s,
-            longest_gap_s=row.longest_gap_s,
-            committed=row.tokens.committed,
-            steps_judged=row.steps_judged,
-            steps_accepted=row.steps_accepted,
-            token_drafted=row.token_drafted,
-            token_accepted=row.token_accepted,
-        )
-
-
-@dataclass(frozen=True)
-class RunFigures:
-    """The rows of a run, by policy."""
-
-    by_policy: Mapping[str, Mapping[Key, ComparedFigures]]
-
-    @classmethod
-    def of(cls, rows: Iterable[ResultRow], policies: Collection[str]) -> "RunFigures":
-        """Build from the rows of these policies only."""
-        by_policy: dict[str, dict[Key, ComparedFigures]] = {policy: {} for policy in policies}
-        for row in rows:
-            if row.policy in by_policy:
-                by_policy[row.policy][row.problem, row.repeat] = ComparedFigures.of(row)
-        return cls(by_policy)
+def rows_of(rows: Iterable[ResultRow], policies: Collection[str]) -> Mapping[str, Mapping[Key, ResultRow]]:
+    """Return the rows of these policies, by policy and without their steps."""
+    by_policy: dict[str, dict[Key, ResultRow]] = {policy: {} for policy in policies}
+    for row in rows:
+        if row.policy in by_policy:
+            by_policy[row.policy][row.problem, row.repeat] = row.without_steps()
+    return by_policy
 
 
 class Side(Record):
@@ -134,14 +81,18 @@ class PolicyComparison(Record):
 
 
 def compare_policies(
-    a: RunFigures, policy_a: str, b: RunFigures, policy_b: str, *, same_data: bool
+    policy_a: str,
+    table_a: Mapping[Key, ResultRow],
+    policy_b: str,
+    table_b: Mapping[Key, ResultRow],
+    *,
+    same_data: bool,
 ) -> PolicyComparison | None:
-    """Compare two policies; None if both runs finished no common problem.
+    """Compare the rows of two policies; None if both runs finished no common problem.
 
     With different data, only problems with the same right answer count. With the same data all do, even if graders
     wrote the right answer differently.
     """
-    table_a, table_b = a.by_policy[policy_a], b.by_policy[policy_b]
     shared = [key for key in table_a if key in table_b]
     others = set[str]() if same_data else {key[0] for key in shared if table_a[key].gold != table_b[key].gold}
     keys = sorted(key for key in shared if key[0] not in others)
@@ -172,9 +123,9 @@ def compare_policies(
     )
 
 
-def _no_speed(rows: Sequence[tuple[ComparedFigures, ComparedFigures]]) -> str | None:
+def _no_speed(rows: Sequence[tuple[ResultRow, ResultRow]]) -> str | None:
     """Return why the speedup does not count, by the rule of reports, applied to both sides; None if it counts."""
-    answered = Counter((a.answered, b.answered) for a, b in rows)
+    answered = Counter((a.is_answered, b.is_answered) for a, b in rows)
     b_against_a = Answered(
         both=answered[True, True],
         only_target=answered[True, False],
@@ -187,20 +138,20 @@ def _no_speed(rows: Sequence[tuple[ComparedFigures, ComparedFigures]]) -> str | 
     return None
 
 
-def _scores(table: Mapping[Key, ComparedFigures], problems: Sequence[Sequence[Key]]) -> list[list[float]]:
-    return [[table[key].correct for key in keys] for keys in problems]
+def _scores(table: Mapping[Key, ResultRow], problems: Sequence[Sequence[Key]]) -> list[list[float]]:
+    return [[float(table[key].status == "correct") for key in keys] for keys in problems]
 
 
-def _side(policy: str, rows: Sequence[ComparedFigures], scores: Sequence[Sequence[float]], num_unpaired: int) -> Side:
+def _side(policy: str, rows: Sequence[ResultRow], scores: Sequence[Sequence[float]], num_unpaired: int) -> Side:
     share = Share.of(scores)
     return Side(
         policy=policy,
         accuracy=share.value,
         accuracy_ci=share.interval(),
-        no_answer=sum(row.no_answer for row in rows),
-        truncated=sum(row.truncated for row in rows),
+        no_answer=sum(row.status == "no_answer" for row in rows),
+        truncated=sum(row.finish_reason == "length" for row in rows),
         wall_s=sum(row.wall_s for row in rows),
-        tokens=sum(row.committed for row in rows),
+        tokens=sum(row.tokens.committed for row in rows),
         first_step_s=_median(row.first_step_s for row in rows),
         first_answer_s=_median(row.first_answer_s for row in rows),
         longest_gap_s=_median(row.longest_gap_s for row in rows),
@@ -220,13 +171,19 @@ def _share(counts: Iterable[tuple[int, int]]) -> float | None:
     return sum(parts) / sum(wholes) if sum(wholes) else None
 
 
+FIGURES: Mapping[str, Callable[[ResultRow], float]] = {
+    "wall_s": lambda row: row.wall_s,
+    "committed": lambda row: row.tokens.committed,
+}
+
+
 def _ratios(
-    a: Mapping[Key, ComparedFigures], b: Mapping[Key, ComparedFigures], problems: Sequence[Sequence[Key]]
+    a: Mapping[Key, ResultRow], b: Mapping[Key, ResultRow], problems: Sequence[Sequence[Key]]
 ) -> Mapping[str, Ratio]:
     """Return speedup, length ratio and ratio of tokens per second, without those that cannot be computed."""
     columns = {
-        f"{figure} {side}": [sum(getattr(table[key], figure) for key in keys) for keys in problems]
-        for figure in ("wall_s", "committed")
+        f"{figure} {side}": [sum(value(table[key]) for key in keys) for keys in problems]
+        for figure, value in FIGURES.items()
         for side, table in (("a", a), ("b", b))
     }
     figures: Mapping[str, Powers] = {

@@ -12,12 +12,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from stepspec.base.files import whole_file
-from stepspec.evaluation.export.source import ExportedFigures, ExportedRun, Written
+from stepspec.evaluation.export.source import ExportedRun
 from stepspec.evaluation.records import ResultRow, RunRecord, Status, StepRecord, Trace
 from stepspec.evaluation.runs import reasoning
 
@@ -32,6 +35,15 @@ GRADES: Mapping[Status, str] = {
 
 KEPT_APART = {"version", "problem", "policy", "repeat", "status", "answer", "gold", "why", "steps"}
 """Fields of a row that a sample stores elsewhere, not in `metadata`."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The log of one policy. `num_texts` is the number of rows whose output texts are known."""
+
+    file: Path
+    num_rows: int
+    num_texts: int
 
 
 def write_logs(source: ExportedRun, folder: Path) -> dict[str, Written]:
@@ -52,7 +64,7 @@ def write_logs(source: ExportedRun, folder: Path) -> dict[str, Written]:
             streams[row.policy].write(f"{comma}\n{json.dumps(log.sample(row), ensure_ascii=False)}")
         for stream in streams.values():
             stream.write("\n ]\n}\n")
-    return {policy: Written([log.file], log.num_samples, log.num_texts) for policy, log in logs.items()}
+    return {policy: Written(log.file, log.num_samples, log.num_texts) for policy, log in logs.items()}
 
 
 def _opened(head: Mapping[str, Any]) -> str:
@@ -73,7 +85,7 @@ class _InspectLog:
     def head(self) -> dict[str, Any]:
         """Return everything but the samples, in the order that readers rely on."""
         run = self._run
-        num_planned, num_rows = run.num_problems * run.num_repeats, len(self._source.of(self._policy))
+        num_planned, num_rows = run.num_problems * run.num_repeats, len(self._source.outcomes[self._policy])
         return {
             "version": 2,
             "status": "success" if num_rows >= num_planned else "cancelled",
@@ -105,7 +117,7 @@ class _InspectLog:
             "dataset": {
                 "name": run.benchmark,
                 "samples": run.num_problems,
-                "sample_ids": list(self._source.problems),
+                "sample_ids": self._source.problems,
                 "shuffled": False,
             },
             "model": self._model,
@@ -131,13 +143,14 @@ class _InspectLog:
         }
 
     def _score(self) -> dict[str, Any]:
-        accuracy = self._source.mean(self._policy, lambda outcome: outcome.correct)
-        figures = {"accuracy": accuracy.value, "stderr": accuracy.standard_error or 0.0}
+        shares = self._source.correct(self._policy)
+        error = stdev(shares) / sqrt(len(shares)) if len(shares) > 1 else 0.0
+        figures = {"accuracy": fmean(shares), "stderr": error}
         return {
             "name": self._run.grader,
             "scorer": self._run.grader,
             "reducer": "mean" if self._run.num_repeats > 1 else None,
-            "scored_samples": len(self._source.of(self._policy)),
+            "scored_samples": len(self._source.outcomes[self._policy]),
             "unscored_samples": 0,
             "metrics": {name: {"name": name, "value": value} for name, value in figures.items()},
         }
@@ -153,10 +166,8 @@ class _InspectLog:
         }
 
     def _usage(self) -> dict[str, int]:
-        total: Counter[str] = Counter()
-        for outcome in self._source.of(self._policy):
-            total.update(_usage(outcome))
-        return dict(total)
+        rows = self._source.outcomes[self._policy]
+        return _usage(sum(row.num_prompt_tokens for row in rows), sum(row.tokens.committed for row in rows))
 
     def _role_usage(self) -> dict[str, dict[str, int]]:
         """Return the tokens that target and draft read and wrote, if their engines report them."""
@@ -176,11 +187,11 @@ class _InspectLog:
 
     def sample(self, row: ResultRow) -> dict[str, Any]:
         """Return the sample of a row, with its text if the run stored it."""
-        outcome = ExportedFigures.of(row)
-        trace = self._source.trace(outcome)
+        trace = self._source.trace(row)
         self.num_samples += 1
         self.num_texts += trace is not None
-        usage = _usage(outcome) | {"reasoning_tokens": sum(step.num_tokens for step in row.steps)}
+        usage = _usage(row.num_prompt_tokens, row.tokens.committed)
+        usage["reasoning_tokens"] = sum(step.num_tokens for step in row.steps)
         id = self._source.id(*map(str, row.key))
         messages = _messages(trace, self._model, id) if trace else []
         steps = [_step(step) for step in (trace or row).steps]
@@ -243,6 +254,5 @@ def _generation(run: RunRecord) -> dict[str, Any]:
     return {"max_tokens": run.max_tokens, "temperature": run.temperature, "top_p": run.top_p, "seed": run.seed}
 
 
-def _usage(outcome: ExportedFigures) -> dict[str, int]:
-    num_input, num_output = outcome.num_prompt_tokens, outcome.num_tokens
+def _usage(num_input: int, num_output: int) -> dict[str, int]:
     return {"input_tokens": num_input, "output_tokens": num_output, "total_tokens": num_input + num_output}

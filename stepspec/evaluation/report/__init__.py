@@ -7,18 +7,14 @@ from stepspec.evaluation.report.cells import UNKNOWN
 from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
-from stepspec.evaluation.report.results import Results, read_results, with_block
 from stepspec.evaluation.report.tables import closing_table, readme_table
 
 __all__ = [
     "COLUMNS",
     "UNKNOWN",
-    "Results",
     "closing_table",
     "conditions_sentence",
     "markdown_report",
     "nodes_in_words",
-    "read_results",
     "readme_table",
-    "with_block",
 ]

@@ -1,6 +1,6 @@
 """The conditions of a run in words: models, hardware, versions and settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stepspec.evaluation.records import Conditions, EngineRecord, Node, RunRecord, Summary
 from stepspec.evaluation.report.cells import count
@@ -37,20 +37,6 @@ def nodes_in_words(summary: Summary) -> str:
 def _node_in_words(node: Node) -> str:
     hardware = hardware_in_words(node.hardware)
     return f"{hardware}; {node.num_workers} workers" if node.num_workers > 1 else hardware
-
-
-def runs_in_words(runs: Sequence[RunRecord]) -> str:
-    """Return one sentence with the conditions of runs that differ in temperature, concurrency or size alone."""
-    run, sizes = runs[0], sorted({run.num_problems for run in runs})
-    problems = " and ".join([*(f"{each:,}" for each in sizes[:-1]), count(sizes[-1], "problem")])
-    temperatures = " and ".join(f"{each:g}" for each in sorted({run.temperature for run in runs}))
-    parts = [
-        f"{run.benchmark}, {problems} under every policy",
-        f"temperature {temperatures}, seed {run.seed}, at most {run.max_tokens:,} tokens a problem",
-        models_in_words(run.engines),
-        *dict.fromkeys(machine_in_words(run) for run in runs),
-    ]
-    return f"{'; '.join(parts)}."
 
 
 def machine_in_words(found: Conditions | RunRecord) -> str:

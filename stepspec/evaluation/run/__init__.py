@@ -22,7 +22,7 @@ with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.run.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
     from stepspec.evaluation.run.runner import System
     from stepspec.evaluation.run.schedule import Part
-    from stepspec.evaluation.run.summary import summarise
+    from stepspec.evaluation.run.summary import summarise, summary_of
 
 __all__ = [
     "EvalProblem",
@@ -46,5 +46,6 @@ __all__ = [
     "load_problems",
     "merge",
     "summarise",
+    "summary_of",
     "token_policy",
 ]

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import MappingProxyType
 
 from stepspec.api.models import Pair
 from stepspec.engines.protocol import Engine
 from stepspec.evaluation.benchmark import Benchmark, wording_version
-from stepspec.evaluation.machine import commit, hardware, machine, versions
+from stepspec.evaluation.machine import conditions as measured_conditions
+from stepspec.evaluation.machine import machine
 from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
 from stepspec.evaluation.run.policies import LoadedPolicy
 from stepspec.evaluation.run.problems import ProblemSet
@@ -19,13 +19,7 @@ from stepspec.loop.policy import Policy
 
 def current_conditions(_: Pair) -> Conditions:
     """Return the conditions on this machine now. The pair is that of an `Executor.call`."""
-    return Conditions(
-        versions=versions(),
-        commit=commit(),
-        hardware=hardware(),
-        machine=machine(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    return Conditions(**measured_conditions(), machine=machine())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from stepspec.evaluation.run.problems import EvalProblem
 from stepspec.evaluation.run.results import OnRow, Progress, Results
 from stepspec.evaluation.run.runner import Runner, System
 from stepspec.evaluation.run.schedule import WHOLE, Part, Round, rounds, unfinished
-from stepspec.evaluation.run.summary import summarise
+from stepspec.evaluation.run.summary import summary_of
+from stepspec.evaluation.runs import iter_failures, iter_rows
 
 RunRounds = Callable[[Sequence[Round], Callable[[], Results]], Awaitable[None]]
 """Runs all rounds. The second argument makes the receiver of what one set of engines does."""
@@ -82,9 +83,9 @@ async def run_unfinished(
     """Run what is not in the folder yet by `run_rounds`. Arguments and errors are those of `evaluate`."""
     with RunFolder(keeping.folder, keeping.part) as folder:
         first = folder.begin(run)  # of the start, perhaps on another machine
-        done = {row.key for row in folder.rows()}
+        done = {row.key for row in iter_rows(folder.path)}
         if not keeping.retry_errors:
-            done |= {failure.key for failure in folder.failures()}
+            done |= {failure.key for failure in iter_failures(folder.path)}
         policies = [name for name in run.policies if only is None or name in only]
         planned = list(rounds(keeping.part.of(problems), policies, run.concurrency, run.num_repeats))
         num_jobs = sum(len(block) for each in planned for block in each)
@@ -101,6 +102,6 @@ async def run_unfinished(
         await run_rounds(left, make_results)
         for each in receivers:
             each.close()
-        summary = summarise(first, folder.rows(), folder.blocks(), folder.failures())
+        summary = summary_of(first, folder.path)
         folder.finish(summary)
     return summary

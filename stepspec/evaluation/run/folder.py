@@ -8,7 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +17,7 @@ from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Block, Conditions, Failure, Node, ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.run.schedule import WHOLE, Part
-from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, read_run
+from stepspec.evaluation.runs import read_run
 
 
 class RunFolder:
@@ -101,18 +101,6 @@ class RunFolder:
             yield
         finally:
             os.close(fd)
-
-    def rows(self) -> Iterator[ResultRow]:
-        """Yield the finished rows of all parts, each once."""
-        return iter_rows(self.path)
-
-    def failures(self) -> Iterator[Failure]:
-        """Yield the requests that ended in an error, whether or not a later try succeeded."""
-        return iter_failures(self.path)
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks: measurements that cover several rows."""
-        return iter_blocks(self.path)
 
     def add(self, row: ResultRow, trace: Trace | None) -> None:
         """Append a finished row after its trace, so that no finished row lacks one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Node, Summary
 from stepspec.evaluation.run.folder import RunFolder, node_of, what_differs
-from stepspec.evaluation.run.summary import summarise
+from stepspec.evaluation.run.summary import summary_of
 from stepspec.evaluation.runs import Key, iter_blocks, iter_failures, iter_rows, iter_traces, read_run, says
 
 
@@ -30,10 +30,10 @@ def merge(parts: Sequence[Path], output: Path) -> Summary:
         first = merged.begin(runs[0])  # of an earlier merge, perhaps on another machine than the parts
         for each in (each for run in runs for each in (run.conditions, *run.resumed)):
             merged.note(each)
-        done = {row.key for row in merged.rows()}
+        done = {row.key for row in iter_rows(output)}
         for part, run in zip(parts, runs, strict=True):
             done |= _copy(part, merged, done, node_of(first, run.conditions))
-        summary = summarise(first, merged.rows(), merged.blocks(), merged.failures())
+        summary = summary_of(first, output)
         merged.finish(summary)
     return summary
 
@@ -56,11 +56,11 @@ def _copy(part: Path, merged: RunFolder, done: set[Key], node: Node | None) -> s
     for row in iter_rows(part):
         if row.key in fresh:
             merged.add_row(row.on(node))
-    known_blocks = {(block.policy, *block.jobs) for block in merged.blocks()}
+    known_blocks = {(block.policy, *block.jobs) for block in iter_blocks(merged.path)}
     for block in iter_blocks(part):
         if (block.policy, *block.jobs) not in known_blocks:
             merged.add_block(block.on(node))
-    known_failures = {failure.key for failure in merged.failures()}
+    known_failures = {failure.key for failure in iter_failures(merged.path)}
     for failure in iter_failures(part):
         if failure.key not in known_failures:
             merged.add_failure(failure)

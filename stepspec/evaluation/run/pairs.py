@@ -16,14 +16,11 @@ from stepspec.evaluation.stats import (
     corrected_confidence,
     fastest,
     median_of_ratios,
-    n_for_ratio,
     products_of_sums,
 )
 
 MATCHED_LOSS = 0.01
 """Upper bound of the accuracy that an accuracy-matched policy may lose: one point."""
-WANTED_SPEEDUP_WIDTH = 0.05
-"""Half-width of the interval that `n_for_speedup` plans for, as a share of the speedup."""
 
 Figure = Literal["speedup", "speedup vs token", "length", "rate"]
 
@@ -91,12 +88,6 @@ class Pairs:
         if not self._has_times:
             return None, None
         return median_of_ratios(self.compared[BASELINE].wall_s, self.compared[policy].wall_s)
-
-    def n_for_speedup(self, policy: str) -> int | None:
-        """Return how many problems give an interval of ±5% of the speedup; None for the target itself."""
-        if policy == BASELINE or not self._has_times:
-            return None
-        return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
     def candidates(self, throughputs: Mapping[str, float | None]) -> Sequence[MatchedPolicy]:
         """Return all policies but the target as candidates of `stats.fastest`; none if the target did not run.

@@ -7,6 +7,7 @@ null.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from stepspec.evaluation.records import (
     BASELINE,
@@ -25,6 +26,7 @@ from stepspec.evaluation.run.pairs import MATCHED_LOSS, Pairs
 from stepspec.evaluation.run.stretches import stretches
 from stepspec.evaluation.run.tally import Table, Tally, percentiles
 from stepspec.evaluation.run.throughput import throughputs
+from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows
 
 BUSY = 0.1
 """Share of the processors that other programs may use without a warning."""
@@ -84,6 +86,16 @@ def summarise(
             {policy: each.others_share for policy, each in policies.items() if each.others_share is not None}, run
         ),
     )
+
+
+def summary_of(run: RunRecord, folder: Path) -> Summary:
+    """Return the summary of what is stored in the folder of a run.
+
+    Raises:
+        UsageError: a file is damaged.
+        StepSpecError: a file cannot be read.
+    """
+    return summarise(run, iter_rows(folder), iter_blocks(folder), iter_failures(folder))
 
 
 def _processors(blocks: Sequence[Block]) -> Mapping[str, float]:
@@ -192,7 +204,6 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         first_answer_s=percentiles(figures.first_answer_s for figures in timed),
         longest_gap_s=percentiles(figures.longest_gap_s for figures in timed),
         n_for_one_point=delta and delta.n_for_half_width(WANTED_ACCURACY_WIDTH),
-        n_for_five_percent=pairs.n_for_speedup(policy),
     )
 
 

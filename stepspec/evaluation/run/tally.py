@@ -16,7 +16,6 @@ from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRo
 from stepspec.evaluation.repeats import Samples
 from stepspec.evaluation.run.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
-from stepspec.evaluation.stats import LatencyPercentiles as Quantiles
 from stepspec.evaluation.stats.runs import Floats
 
 Key = tuple[str, int]
@@ -67,14 +66,13 @@ class Tally:
 
     def add(self, row: ResultRow) -> None:
         """Add a row."""
-        answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
             correct=row.status == "correct",
             strictly_correct=row.strict_status == "correct",
             answer=row.answer,
             wall_s=row.wall_s,
             committed=row.tokens.committed,
-            answered=answered,
+            answered=row.is_answered,
             judged=row.steps_judged,
             accepted=row.steps_accepted,
             parts=parts_of(row),
@@ -166,9 +164,9 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
 
 
 def percentiles_of(values: Sequence[float]) -> Percentiles:
-    """Return the percentiles of at least one value, as stored in results."""
-    quantiles = Quantiles.of(values)
-    return Percentiles(p50=quantiles.p50, p90=quantiles.p90, p99=quantiles.p99)
+    """Return the percentiles of at least one value. With fewer than 100, `p99` is close to the maximum."""
+    p50, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99]).tolist()
+    return Percentiles(p50=p50, p90=p90, p99=p99)
 
 
 @dataclass(frozen=True)

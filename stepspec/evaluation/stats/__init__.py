@@ -20,11 +20,11 @@ with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.stats.matched import MatchedPolicy, corrected_confidence, fastest
     from stepspec.evaluation.stats.paired import Paired, mcnemar_p
     from stepspec.evaluation.stats.products import Powers, Ratio, products_of_sums
-    from stepspec.evaluation.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_rates, ratio_of_sums
+    from stepspec.evaluation.stats.ratios import median_of_ratios, ratio_of_rates, ratio_of_sums
     from stepspec.evaluation.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
     from stepspec.evaluation.stats.runs import Scores
     from stepspec.evaluation.stats.shares import Share
-    from stepspec.evaluation.stats.spread import LatencyPercentiles, quantile_interval
+    from stepspec.evaluation.stats.spread import quantile_interval
 
 __all__ = [
     "Interval",
@@ -43,7 +43,6 @@ __all__ = [
     "ratio_of_rates",
     "ratio_of_sums",
     "median_of_ratios",
-    "n_for_ratio",
     "Answered",
     "MatchedPolicy",
     "corrected_confidence",
@@ -53,6 +52,5 @@ __all__ = [
     "Bin",
     "reliability",
     "auc",
-    "LatencyPercentiles",
     "quantile_interval",
 ]

@@ -1,14 +1,12 @@
 """Ratios of two policies' costs on the same problems: of sums, such as a speedup, and per problem."""
 
 from collections.abc import Sequence
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepspec.evaluation.stats.intervals import Interval, z_value
+from stepspec.evaluation.stats.intervals import Interval
 from stepspec.evaluation.stats.products import products_of_sums
-from stepspec.evaluation.stats.resamples import MIN_FOR_BOOTSTRAP
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.evaluation.stats.spread import quantile_interval
 
@@ -48,21 +46,6 @@ def median_of_ratios(above: Values, below: Values, confidence: float = 0.95) -> 
     assert (pairs[:, 1] > 0).all()
     ratios = pairs[:, 0] / pairs[:, 1]
     return float(np.median(ratios)), quantile_interval(ratios, 0.5, confidence)
-
-
-def n_for_ratio(above: Values, below: Values, half_width: float, confidence: float = 0.95) -> int | None:
-    """Return how many problems would give the ratio of sums an interval of ± `half_width`, as a share of the ratio.
-
-    Uses the linearized variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, section 6.3). The result is at
-    least `MIN_FOR_BOOTSTRAP`. It is None for fewer problems than that, because their spread says too little.
-    """
-    assert half_width > 0
-    pairs = _pairs(above, below)
-    if len(pairs) < MIN_FOR_BOOTSTRAP:
-        return None
-    relative = pairs / pairs.mean(axis=0)
-    spread = float((relative[:, 0] - relative[:, 1]).std(ddof=1))
-    return max(MIN_FOR_BOOTSTRAP, ceil((z_value(confidence) * spread / half_width) ** 2))
 
 
 def _pairs(above: Values, below: Values) -> Floats:

@@ -1,7 +1,6 @@
-"""Quantiles of measurements, and a distribution-free interval for a quantile."""
+"""A distribution-free interval for a quantile."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan
 
@@ -10,21 +9,6 @@ from numpy.typing import NDArray
 
 from stepspec.evaluation.stats.intervals import Interval
 from stepspec.evaluation.stats.untyped import scipy_stats
-
-
-@dataclass(frozen=True)
-class LatencyPercentiles:
-    """The median and the slow tail of latencies, in their unit, interpolated between neighbors."""
-
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float] | NDArray[np.float64]) -> "LatencyPercentiles":
-        """Return the percentiles over all requests. With fewer than 100, `p99` is close to the maximum."""
-        p50, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99]).tolist()
-        return cls(p50, p90, p99)
 
 
 def quantile_interval(

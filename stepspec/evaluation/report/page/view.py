@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
@@ -28,7 +28,7 @@ from stepspec.evaluation.report.figures import (
     repeat_columns,
 )
 from stepspec.evaluation.report.findings import ReportFindings, chosen_policy, findings
-from stepspec.evaluation.report.markdown import GROUPED_BY, POSITION, stretch_cell
+from stepspec.evaluation.report.groups import group_tables
 from stepspec.evaluation.report.page_data import PageData
 from stepspec.evaluation.report.plots import Plot, plot_sections
 from stepspec.evaluation.report.source import Source
@@ -193,52 +193,21 @@ def _line(column: Column, summary: Summary) -> TableLine:
 
 
 def _groups(summary: Summary) -> dict[str, Sequence[TableLine]]:
-    found = {words: _group_lines(kind, summary) for kind, words in GROUPED_BY.items()}
-    return {f"By {words}": lines for words, lines in {**found, POSITION: _stretch_lines(summary)}.items() if lines}
-
-
-def _stretch_lines(summary: Summary) -> list[TableLine]:
-    by_policy = [{each.name: each for each in policy.stretches} for policy in summary.policies.values()]
-    names = dict.fromkeys(name for stretches in by_policy for name in stretches)
-    return [
-        TableLine(
-            name,
-            cells.count(max(stretches[name].n for stretches in by_policy if name in stretches), "problem"),
-            [(stretch_cell(stretches.get(name)), "") for stretches in by_policy],
-        )
-        for name in names
-    ]
-
-
-def _group_lines(kind: str, summary: Summary) -> list[TableLine]:
-    by_policy = [{group.name: group for group in policy.groups.get(kind, [])} for policy in summary.policies.values()]
-    names = dict.fromkeys(name for groups in by_policy for name in groups)
-    return [
-        TableLine(
-            name,
-            _group_size(name, by_policy),
-            [
-                _group_cell(groups.get(name), policy)
-                for groups, policy in zip(by_policy, summary.policies.values(), strict=True)
-            ],
-        )
-        for name in names
-    ]
-
-
-def _group_size(name: str, by_policy: Sequence[Mapping[str, Group]]) -> str:
-    return cells.count(max(groups[name].n for groups in by_policy if name in groups), "problem")
-
-
-def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
-    """Return the accuracy, and the speedup if the policy's speed counts."""
-    if group is None:
-        return cells.UNKNOWN, ""
-    accuracy, interval = cells.percent_with_interval(group.accuracy, group.accuracy_ci)
-    if policy.no_speed is not None:
-        return accuracy, interval
-    speed = cells.joined(cells.times(group.speedup_vs_target, group.speedup_vs_target_ci))
-    return accuracy, "\n".join(part for part in (interval, speed) if part != cells.UNKNOWN)
+    """Return the tables of groups. The interval of a cell and its further figure have a line each."""
+    return {
+        f"By {words}": [
+            TableLine(
+                line.name,
+                cells.count(line.num_problems, "problem"),
+                [
+                    (value, "\n".join(part for part in parts if part not in ("", cells.UNKNOWN)))
+                    for value, *parts in line.cells
+                ],
+            )
+            for line in lines
+        ]
+        for words, lines in group_tables(summary).items()
+    }
 
 
 def _conditions(run: RunRecord, summary: Summary) -> dict[str, str]:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.report.plots.bars import time_split, token_split
 from stepspec.evaluation.report.plots.canvas import Plot
-from stepspec.evaluation.report.plots.clock import time_split
-from stepspec.evaluation.report.plots.flow import token_flow
 from stepspec.evaluation.report.plots.judges import acceptance_by_index, score_plots
 from stepspec.evaluation.report.plots.path import path_plot
-from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
@@ -28,15 +26,14 @@ def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -
         "All policies": [
             *tradeoff(key, run, summary),
             *time_split(key, summary),
+            *token_split(key, summary),
             *latencies(key, {name: tally.walls(name) for name in names}),
             *length_ratios(key, {name: tally.length_ratios(name, "target") for name in names if name != "target"}),
             *acceptance_by_index(key, judged),
-            *position_plots(key, summary),
         ]
     }
     for number, (name, each) in enumerate(judged.items()):
-        flow = token_flow(f"{key}-{number}", summary.policies[name])
-        sections[f"Under {name}"] = [*flow, *score_plots(f"{key}-{number}", each, _thresholds(run, name))]
+        sections[f"Under {name}"] = [*score_plots(f"{key}-{number}", each, _thresholds(run, name))]
     return {section: plots for section, plots in sections.items() if plots}
 
 

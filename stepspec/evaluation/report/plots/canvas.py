@@ -89,11 +89,6 @@ class Canvas:
         self.axes.set_ylim(bottom=0)
         self.figure.legend(loc="outside upper left", ncols=3)
 
-    def name_places(self, names: Sequence[str], title: str) -> None:
-        """Label the places 0, 1, … of the horizontal axis, and the axis."""
-        self.axes.set_xticks(range(len(names)), names)
-        self.axes.set_xlabel(title)
-
     def only_left_labels(self) -> None:
         """Show only names at the left, without a line and ticks. For rows of bars."""
         self.axes.spines["left"].set_visible(False)

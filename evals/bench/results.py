@@ -5,6 +5,8 @@ from pathlib import Path
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.report.cells import count
+from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.runs import find_runs, read_run, read_summary
 
 Results = Sequence[tuple[RunRecord, Summary]]
@@ -39,3 +41,17 @@ def _finished_summary(folder: Path) -> Summary:
     if summary is None:
         raise UsageError(f"{folder} contains no finished run: summary.json is missing.")
     return summary
+
+
+def runs_in_words(runs: Sequence[RunRecord]) -> str:
+    """Return one sentence with the conditions of runs that differ in temperature, concurrency or size alone."""
+    run, sizes = runs[0], sorted({run.num_problems for run in runs})
+    problems = " and ".join([*(f"{each:,}" for each in sizes[:-1]), count(sizes[-1], "problem")])
+    temperatures = " and ".join(f"{each:g}" for each in sorted({run.temperature for run in runs}))
+    parts = [
+        f"{run.benchmark}, {problems} under every policy",
+        f"temperature {temperatures}, seed {run.seed}, at most {run.max_tokens:,} tokens a problem",
+        models_in_words(run.engines),
+        *dict.fromkeys(machine_in_words(run) for run in runs),
+    ]
+    return f"{'; '.join(parts)}."

@@ -352,8 +352,6 @@ class Generate:
     stop: Stop
     drafting: Drafting = Drafting()
     """Token-level speculation."""
-    hint: Sequence[int] = ()
-    """Ids that are likely to come next, such as the rest of a rejected step. Lookup drafters draft from them."""
     json_schema: str | None = None
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""

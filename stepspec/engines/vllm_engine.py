@@ -188,7 +188,7 @@ class VllmEngine:
         return found
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
+        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` has no effect."""
         length = len(call.prompt) + len(call.after)
         check_exact(self.name, call.drafting)
         check_room(self, length, 1)

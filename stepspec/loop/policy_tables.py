@@ -59,8 +59,6 @@ class TokenTable(FileModel):
     """`fly`: the lowest entropy of the target's three most likely tokens, in nats."""
     exact_digits: bool = False
     """Whether tokens with a digit are always exact."""
-    hint: bool = True
-    """Whether lookup drafters draft from what is left of a rejected step when the target writes in its place."""
     archive: str = ""
     """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
     to block."""

@@ -290,7 +290,7 @@ class TorchEngine:
         prompt, drafting = call.prompt, call.drafting
         prompt_length, length = len(prompt), len(prompt) + len(call.after)
         check_room(self, length, 1)
-        check_ids(self.name, self.model.vocab_size, prompt, call.after, call.hint, call.sampling.named_ids)
+        check_ids(self.name, self.model.vocab_size, prompt, call.after, call.sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
@@ -311,7 +311,6 @@ class TorchEngine:
                 call.sampling,
                 drafting,
                 StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids),
-                call.hint,
                 constraint,
                 beyond=[*call.after],
                 num_after=len(call.after),

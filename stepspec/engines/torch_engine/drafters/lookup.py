@@ -1,7 +1,6 @@
 """Drafting by looking up the last tokens in the text itself, as in prompt lookup decoding (Saxena, 2023).
 
-It needs no weights and no pass. Repeated text is likely to continue as before. A rejected step that is written again is
-the best case; a call gets the rejected step as its hint.
+It needs no weights and no pass. Repeated text is likely to continue as before.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class Index:
 
 
 class PromptLookup(Drafter):
-    """Looks up tokens in the hint and the row's own output, then in its prompt."""
+    """Looks up tokens in the row's own output, then in its prompt."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -66,7 +66,7 @@ class Occurrences:
 
 
 class Suffix(Drafter):
-    """Looks up tokens in the row's text and hint, and in the outputs of calls of its group that have ended."""
+    """Looks up tokens in the row's text, and in the outputs of calls of its group that have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -20,7 +20,7 @@ S = TypeVar("S", bound=TextIndex)
 
 @dataclass
 class Texts(Generic[S]):
-    """Indexes for one row: its buffer, shared between calls, and its hint with its own output."""
+    """Indexes for one row: its buffer, shared between calls, and its own output."""
 
     buffer: S
     own: S
@@ -35,7 +35,7 @@ class Library(Generic[S]):
 
         Args:
             make: creates an empty index.
-            overlap: how many ids before a hint or an output count as context of its first id.
+            overlap: how many ids before an output count as context of its first id.
         """
         self._make = make
         self._overlap = overlap
@@ -55,10 +55,8 @@ class Library(Generic[S]):
         source, num_known = self._buffers.get(row.buffer) or (self._make(), 0)
         source.append(row.buffer.since(num_known, row.prompt_length))
         self._buffers[row.buffer] = source, max(num_known, row.prompt_length)
-        own, tail = self._make(), row.ids_from(max(0, row.prompt_length - self._overlap))
-        if row.hint:
-            own.append([*tail, *row.hint])
-        own.append(tail)
+        own = self._make()
+        own.append(row.ids_from(max(0, row.prompt_length - self._overlap)))
         return Texts(source, own, len(row.beyond))
 
     def close(self, row: BatchRow) -> None:

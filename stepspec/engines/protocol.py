@@ -323,11 +323,6 @@ class Drafting:
     """Tokens drafted per round; None chooses the number online from measured acceptance and costs."""
     acceptance: Acceptance = Acceptance()
     """Which drafted tokens stand. Other rules than `exact` need one of `CALL_DRAFTERS`."""
-    archive: str = ""
-    """Name of the collection of past outputs that a drafter searches and extends.
-
-    `Engine.forget` does not clear a collection with a name.
-    """
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:

@@ -59,9 +59,6 @@ class TokenTable(FileModel):
     """`fly`: the lowest entropy of the target's three most likely tokens, in nats."""
     exact_digits: bool = False
     """Whether tokens with a digit are always exact."""
-    archive: str = ""
-    """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
-    to block."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,12 +75,6 @@ class TokenTable(FileModel):
             raise ValueError(str(error)) from None
         return self
 
-    @model_validator(mode="after")
-    def _archive_of_suffix(self) -> "TokenTable":
-        if self.archive and self.drafter != "suffix":
-            raise ValueError(f"only the drafter 'suffix' has an archive of past outputs, not {self.drafter!r}")
-        return self
-
     @field_validator("num_tokens", mode="before")
     @classmethod
     def _number_or_auto(cls, value: object) -> object:
@@ -98,7 +89,7 @@ class TokenTable(FileModel):
     def _drafting_by(self, drafter: DrafterName) -> Drafting:
         num_tokens = None if self.num_tokens == "auto" else self.num_tokens
         rule = Acceptance(self.acceptance, self.threshold, self.window, self.entropy, self.exact_digits)
-        return Drafting(drafter, num_tokens, rule, self.archive)
+        return Drafting(drafter, num_tokens, rule)
 
 
 class SalvageTable(FileModel):

@@ -25,10 +25,10 @@ MIN_SHARE = 0.1
 """A guess ends when its total probability, estimated from frequencies, falls below this."""
 
 MAX_PAST = 32_000
-"""Maximum number of tokens of past outputs to store in a collection. The oldest half is dropped first."""
+"""Maximum number of tokens of past outputs to store of a group. The oldest half is dropped first."""
 
-MAX_COLLECTIONS = 16
-"""Maximum number of collections of past outputs, one for each group and archive."""
+MAX_GROUPS = 16
+"""Maximum number of groups whose past outputs are stored."""
 
 
 class Occurrences:
@@ -71,7 +71,7 @@ class Suffix(Drafter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._texts = Library(Occurrences, DEPTH)
-        self._past: OrderedDict[tuple[str | None, str], list[Occurrences]] = OrderedDict()  # by group and archive
+        self._past: OrderedDict[str | None, list[Occurrences]] = OrderedDict()  # by group
 
     @classmethod
     def made(cls, parts: Parts) -> Drafter:
@@ -84,7 +84,7 @@ class Suffix(Drafter):
 
     def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
-        sources = (texts.own, texts.buffer, *self._past.get(_key_of(row), ()))
+        sources = (texts.own, texts.buffer, *self._past.get(row.buffer.group, ()))
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
         while MIN_LENGTH <= len(text) < start + count:
@@ -101,30 +101,23 @@ class Suffix(Drafter):
         return text[start:]
 
     def release(self, row: BatchRow) -> None:
-        """See `Drafter.release`. The row's output is added to the past outputs of its group and archive."""
+        """See `Drafter.release`. The row's output is added to the past outputs of its group."""
         self._texts.close(row)
-        past = self._past.setdefault(_key_of(row), [Occurrences()])
-        self._past.move_to_end(_key_of(row))
+        past = self._past.setdefault(row.buffer.group, [Occurrences()])
+        self._past.move_to_end(row.buffer.group)
         past[-1].append(row.beyond[row.num_after :])
         if len(past[-1]) > MAX_PAST // 2:
             past[:] = [past[-1], Occurrences()]
-
-        if len(self._past) > MAX_COLLECTIONS:
+        if len(self._past) > MAX_GROUPS:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop the least recently used collection of the client and archive that have the most, so that a client with
-        many salts drops its own."""
-        holders = {key: (owner_of(key[0]), key[1]) for key in self._past}
-        counts = Counter(holders.values())
+        """Drop the least recently used group of the client that has the most, so that a client with many salts drops
+        its own."""
+        counts = Counter(map(owner_of, self._past))
         most = max(counts.values())
-        del self._past[next(key for key, holder in holders.items() if counts[holder] == most)]
+        del self._past[next(group for group in self._past if counts[owner_of(group)] == most)]
 
     def forget(self) -> None:
-        """See `Drafter.forget`. Named archives are preserved."""
-        for key in [key for key in self._past if not key[1]]:
-            del self._past[key]
-
-
-def _key_of(row: BatchRow) -> tuple[str | None, str]:
-    return row.buffer.group, row.drafting.archive
+        """See `Drafter.forget`."""
+        self._past.clear()

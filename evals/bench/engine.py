@@ -22,7 +22,7 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from evals.bench.hooks import synthetic_acceptance
+from evals.bench.hooks import own_networks, synthetic_acceptance
 from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
@@ -296,10 +296,10 @@ class Subject:
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
         if draft is None:
-            return cls(engine, *engine.networks())
+            return cls(engine, *own_networks(engine))
         drafter = TorchEngine.load(draft, dtype=chosen, title=titles[1])
         engine = engine.drafted_by(drafter)
-        return cls(engine, *engine.networks(), drafter.describe())
+        return cls(engine, *own_networks(engine), drafter.describe())
 
     @classmethod
     def random(
@@ -314,10 +314,10 @@ class Subject:
         model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
-            return cls(engine, *engine.networks(), synthetic=True)
+            return cls(engine, *own_networks(engine), synthetic=True)
         drafter = TorchEngine(checked_model(random_network(draft, dtype), f"random {draft}"), without_text())
         engine = engine.drafted_by(drafter)
-        return cls(engine, *engine.networks(), drafter.describe(), synthetic=True)
+        return cls(engine, *own_networks(engine), drafter.describe(), synthetic=True)
 
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from urllib.parse import parse_qsl
 
 import torch
 from pydantic import Field, ValidationError, model_validator
-from transformers import PreTrainedModel
 
 from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
@@ -264,10 +263,6 @@ class TorchEngine:
             "device": str(device),
             "threads": self._threads if device.type == "cpu" else None,
         }
-
-    def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-        """Return target and draft with transformers' own layers and attention, sharing the weights, for comparison."""
-        return self.model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
 
     def bytes_per_pass(self, context: float) -> float:
         """Return the bytes that a pass over one token reads after `context` positions."""

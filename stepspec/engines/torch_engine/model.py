@@ -19,7 +19,6 @@ from stepspec.engines.torch_engine.body import (
     has_alibi,
     make_body,
     make_head,
-    sharing_weights,
     window_of,
 )
 from stepspec.engines.torch_engine.cache import SlotCache
@@ -99,7 +98,6 @@ class CausalModel:
         self.partial: PartialHead | None = None
         """The head of a model with a draft vocabulary; None for others."""
         self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
-        self._own_attention: Any = network.config._attn_implementation
         network.set_attn_implementation(attention.NAME)
         self._body = make_body(network)
         self.logits: FusedHead | PartialHead | Head = make_head(network)
@@ -184,19 +182,6 @@ class CausalModel:
         """Return a function that reads one more id, in a cache of its own, for measurements."""
         twin = self.with_own_cache()
         return torch.inference_mode()(lambda: twin.extend([0], [[0]]))
-
-    def as_it_was(self) -> PreTrainedModel:
-        """Return the network with transformers' own attention, sharing the weights and their memory layout.
-
-        Weights that are stored in a layout of the engine's own are copied.
-        """
-        network = sharing_weights(self.network)
-        if isinstance(self._body, FusedBody):
-            self._body.restore(network)
-        if isinstance(self.logits, FusedHead):
-            self.logits.restore(network)
-        network.set_attn_implementation(self._own_attention)
-        return network
 
     def first_layers(self, num_layers: int) -> "CausalModel":
         """Return the model with only its first `num_layers` layers, over the same cache.

@@ -373,12 +373,18 @@ def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, 
     differing = sum(contender.differing) / len(contender.differing)
     found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median, "differing": differing}
     found |= {name: contender.ratio_to(other) for name, other in others.items()}
-    if contender.done.drafts:
-        found["acceptance"] = contender.done.acceptance
-        found["mean_acceptance_length"] = contender.done.mean_acceptance_length
+    if (done := contender.done).drafts:
+        found["acceptance"] = done.acceptance
+        found["mean_acceptance_length"] = 1 + done.accepted / done.drafts
         if contender.drafting is not None and contender.drafting.num_tokens is not None:
             found |= share_of_ideal(contender, others["over_plain"])
     return found
+
+
+def draft_overhead(memory_bytes: Mapping[str, int]) -> float | None:
+    """Return the memory of the draft's weights and cache relative to the target's; None without a draft."""
+    drafts = sum(size for name, size in memory_bytes.items() if name.startswith("draft"))
+    return drafts / (sum(memory_bytes.values()) - drafts) if drafts else None
 
 
 def main(
@@ -437,7 +443,7 @@ def main(
             "synthetic": synthetic,
             "plan": dataclasses.asdict(plan),
             "memory_bytes": done.memory_bytes,
-            "draft_overhead": done.draft_overhead,
+            "draft_overhead": draft_overhead(done.memory_bytes),
             "results": results,
         }
     )

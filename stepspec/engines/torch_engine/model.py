@@ -280,24 +280,21 @@ class CausalModel:
         Returns:
             For each row, the logits of its columns, [C, V].
         """
-        starts = [self.cache_length(slot) for slot in slots]
-        width = max(map(len, ids))
-        if self.reads_ragged and len(ids) > 1 and min(map(len, ids)) < width:
-            return self._extend_ragged(slots, starts, ids, keep, branches)
-        padded = [[*row, *[0] * (width - len(row))] for row in ids]
-        inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
-        branch_columns = None
-        if branches is not None and any(branch.length for row in branches for branch in row):
-            branch_columns = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
-        positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
-        hidden = self.read(positions, inputs[:, 1:], branch_columns)
-        for slot, start, row in zip(slots, starts, ids, strict=True):
-            self.cache.lengths[slot] = start + len(row)
-        columns = [range(len(row)) for row in ids] if keep is None else keep
-        flat = [index * width + column for index, row in enumerate(columns) for column in row]
-        if flat != list(range(hidden.shape[0] * width)):
-            hidden = hidden.flatten(0, 1)[torch.tensor(flat, dtype=torch.long, device=self.device)][None]
-        return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
+        starts, lengths = [self.cache_length(slot) for slot in slots], [len(row) for row in ids]
+        widths = lengths if self.reads_ragged else [max(lengths)] * len(ids)
+        if len({*widths}) > 1:
+            hidden = self.read_ragged(slots, starts, ids, branches)
+        else:
+            padded = [[*row, *[0] * (widths[0] - len(row))] for row in ids]
+            inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
+            branch_columns = None
+            if branches is not None and any(branch.length for row in branches for branch in row):
+                branch_columns = _branch_columns(lengths, branches, widths[0]).to(self.device)
+            positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
+            hidden = self.read(positions, inputs[:, 1:], branch_columns).flatten(0, 1)[None]
+        for slot, start, length in zip(slots, starts, lengths, strict=True):
+            self.cache.lengths[slot] = start + length
+        return self.kept_logits(hidden, widths, [range(length) for length in lengths] if keep is None else keep)
 
     @property
     def reads_slots(self) -> bool:
@@ -314,34 +311,19 @@ class CausalModel:
         """Whether rows of different lengths share a pass without padding. On a GPU, the calls would take longer."""
         return self.is_fused and self.device.type == "cpu"
 
-    def _extend_ragged(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        ids: Sequence[Sequence[int]],
-        keep: Sequence[Sequence[int]] | None,
-        branches: Sequence[Sequence[Branch]] | None,
-    ) -> tuple[Tensor, ...]:
-        """See `extend`. `starts` are the lengths of the slots."""
-        hidden = self.read_ragged(slots, starts, ids, branches)
-        for slot, start, row in zip(slots, starts, ids, strict=True):
-            self.cache.lengths[slot] = start + len(row)
-        return self.kept_logits(hidden, [len(row) for row in ids], keep)
-
-    def kept_logits(
-        self, hidden: Tensor, lengths: Sequence[int], keep: Sequence[Sequence[int]] | None
-    ) -> tuple[Tensor, ...]:
-        """Return the logits of some columns of each row, [C, V], from hidden states of `read_ragged`, [1, N, W].
+    def kept_logits(self, hidden: Tensor, widths: Sequence[int], keep: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the logits of some columns of each row, [C, V].
 
         Args:
-            hidden: of the rows, one row after the other.
-            lengths: of the rows.
-            keep: see `extend`.
+            hidden: hidden states of the rows, one row after the other, [1, N, W].
+            widths: of the rows, with their padding.
+            keep: the columns of each row.
         """
-        firsts = [0, *accumulate(lengths)]
-        columns = [range(length) for length in lengths] if keep is None else keep
-        flat = [first + column for first, row in zip(firsts, columns, strict=False) for column in row]
-        return self.logits(hidden[:, flat]).flatten(0, 1).split([len(row) for row in columns])
+        firsts = [0, *accumulate(widths)]
+        flat = [first + column for first, row in zip(firsts, keep, strict=False) for column in row]
+        if flat != [*range(hidden.shape[1])]:
+            hidden = hidden[:, torch.tensor(flat, dtype=torch.long, device=self.device)]
+        return self.logits(hidden).flatten(0, 1).split([len(row) for row in keep])
 
     def read_ragged(
         self,

@@ -22,7 +22,7 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from evals.bench.hooks import own_networks, synthetic_acceptance
+from evals.bench.hooks import own_networks, read_bytes, synthetic_acceptance
 from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
@@ -354,7 +354,8 @@ async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:
             length = sum(map(len, prompts)) / len(prompts) + plan.max_tokens / 2
-            found[0]["bandwidth_share"] = contenders[0].median * engine.bytes_per_pass(length) / bandwidth
+            bytes_per_pass = read_bytes(engine.model) + length * engine.position_bytes
+            found[0]["bandwidth_share"] = contenders[0].median * bytes_per_pass / bandwidth
         results.append({"batch": batch, "contenders": found})
     return results
 

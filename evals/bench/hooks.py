@@ -60,6 +60,18 @@ def _restore(matrix: Matrix, products: Sequence[Linear]) -> None:
             product.weight = Parameter(weight.to(product.weight.dtype), requires_grad=False)
 
 
+def read_bytes(model: CausalModel) -> int:
+    """Return the bytes of the weights that every pass reads: not embeddings that are looked up, nor head rows that are
+    not scored."""
+    inside: Any = model
+    if matrices := inside._matrices:
+        return sum(matrix.num_bytes for matrix in matrices)
+    network: Any = model.network
+    embeddings, head = network.get_input_embeddings(), network.get_output_embeddings()
+    looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
+    return model.weight_bytes - looked_up
+
+
 def plain_weight(matrix: Matrix) -> Tensor:
     """Return the weight that a matrix of a layout of the engine's own multiplies with, [in, out]."""
     inside: Any = matrix

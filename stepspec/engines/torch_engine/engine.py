@@ -264,9 +264,10 @@ class TorchEngine:
             "threads": self._threads if device.type == "cpu" else None,
         }
 
-    def bytes_per_pass(self, context: float) -> float:
-        """Return the bytes that a pass over one token reads after `context` positions."""
-        return self.model.read_bytes + context * self.model.position_bytes
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the target's keys and values of one token."""
+        return self.model.position_bytes
 
     @property
     def drafters(self) -> list[DrafterName]:

@@ -149,17 +149,6 @@ class CausalModel:
         """Return how many positions beyond the span of a pass it reads without seeing them."""
         return 0 if self.quantize is None else -span % SPAN
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of the weights that every pass reads: not embeddings that are looked up, nor head rows not scored."""
-        if matrices := self._matrices:
-            return sum(matrix.num_bytes for matrix in matrices)
-        embeddings: Any
-        head: Any
-        embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
-        looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
-        return self.weight_bytes - looked_up
-
     def shorten(self, max_model_len: int | None) -> None:
         """Limit the context to `max_model_len` tokens; None changes nothing.
 

@@ -223,7 +223,6 @@ class Call:
     sampling: Sampling | None = None
     drafting: Drafting | None = None
     probes: tuple[str, ...] = ()
-    hint: str = ""
     json_schema: str | None = None
     logprobs: bool = False
 
@@ -264,7 +263,6 @@ class ScriptedEngine:
         text = self._read(prompt) + self.tokenizer.decode(call.after)
         options = {"stop": stop, "sampling": call.sampling, "drafting": call.drafting}
         options |= {
-            "hint": self.tokenizer.decode(call.hint),
             "json_schema": call.json_schema,
             "logprobs": call.logprobs,
         }

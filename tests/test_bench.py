@@ -382,22 +382,22 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     cold = load_policy(str(tmp_path / "cold" / "no-redraft.toml"))[0]
     found = CalibratedSetting.model_validate_json(setting.read_bytes())
     assert [each.threshold for each in cold.judges if isinstance(each, ThresholdJudge)] == [*found.thresholds.values()]
-    assert not changed["no-hint"].token.hint
-    names = ("target", "two-level", tmp_path / "policies" / "no-hint.toml")
+    assert changed["no-drafter"].token.drafter == "none"
+    names = ("target", "two-level", tmp_path / "policies" / "no-drafter.toml")
     policies = [part for name in names for part in ("--policy", name)]
     done = stepspec("eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     ablation.compare_runs(tmp_path / "run", tmp_path / "found.json")
     (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes
-    assert (change.name, change.problems, change.ratio_ci) == ("no-hint", 2, None)
+    assert (change.name, change.problems, change.ratio_ci) == ("no-drafter", 2, None)
     assert change.accuracy in (0, 0.5, 1)
     assert change.ratio > 0
-    assert "| no-hint | " in ablation_block(tmp_path / "found.json")
+    assert "| no-drafter | " in ablation_block(tmp_path / "found.json")
     with pytest.raises(UsageError):
         ablation.compare_runs(tmp_path / "policies", tmp_path / "found.json")
     loads.main(tmp_path / "run", tmp_path / "loads.json")
     found = Loads.model_validate_json((tmp_path / "loads.json").read_bytes()).results
-    assert [each.policy for each in found] == ["target", "token", "two-level", "no-hint"]
+    assert [each.policy for each in found] == ["target", "token", "two-level", "no-drafter"]
     assert found[1].ratio == 1
     assert "| 1 | token |" in loads_block(tmp_path / "loads.json")
     with pytest.raises(UsageError):

@@ -676,24 +676,6 @@ async def test_a_deadline_in_a_relaxed_step_leaves_what_was_committed() -> None:
     assert play.counted["discarded"] == 1
 
 
-@pytest.mark.parametrize(
-    ("salvage", "temperature", "written", "hint"),
-    [
-        (None, 0.0, TWO, "One two three four.\n\n"),
-        (KEEP, 0.6, " eight.\n\n", " four.\n\n"),
-        (KEEP, 0.0, " eight.\n\n", " four.\n\n"),
-    ],
-    ids=["nothing is kept", "a part is kept, and the token behind it is known", "at temperature 0 too"],
-)
-async def test_the_rest_of_a_rejected_step_is_a_hint_for_its_replacement(
-    salvage: dict[str, float] | None, temperature: float, written: str, hint: str
-) -> None:
-    draft_replies, opinion = ["One two three four.\n\n", END], Opinion("One two seven", rating=BAD)
-    stage = Stage(score(salvage=salvage), draft_replies, [opinion, END], [written, ANSWER], temperature=temperature)
-    await stage.play()
-    assert [call.hint for call in stage.target.calls if call.verb == "generate"] == [hint, ""]
-
-
 def test_samplings_made_of_lists_and_sets_are_equal_to_those_of_tuples() -> None:
     loose: Any = {"logit_bias": [[5, -1.0]], "allowed": {1, 2}}
     strict = Sampling(logit_bias=((5, -1.0),), allowed=frozenset({1, 2}))

@@ -64,7 +64,7 @@ async def test_a_far_draft_is_asked_for_the_end_where_that_saves_more_than_a_way
     [(ScriptedEngine, 0.5, "draft"), (FarEngine, 0.5, "target"), (FarEngine, 0.001, "draft")],
 )
 async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_is_slower(
-    kind: type[ScriptedEngine], draft_s: float, writer: str
+    kind: type[ScriptedEngine], draft_s: float, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = Policy.model_validate(chains().model_dump() | {"salvage": {"min_logprob": 0.0, "redraft": True}})
     goes_on = writer == "draft"
@@ -74,7 +74,10 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
     stage = Stage(policy, drafted, opinions, written, draft_kind=kind)
     stage.request.choice.costs = measured(draft_s=draft_s, pass_s=0.001)
     stage.request.choice._levels[0].target_s.note(0.02, 64)
+    continues, weighed = stage.request.choice.continues, list[int]()
+    monkeypatch.setattr(stage.request.choice, "continues", lambda num: weighed.append(num) or continues(num))
     play = await stage.play()
+    assert weighed == ([] if kind is ScriptedEngine else [3])
     assert [step[:2] for step in play.steps] == [("salvaged", "Three nine ten.\n\n" if goes_on else OTHER)]
 
 

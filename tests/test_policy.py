@@ -202,6 +202,7 @@ def test_a_wrong_name_or_combination_is_refused_with_its_place(tmp_path: Path, t
         ("[token]\nwindow = 64", "token.window must be below 64, got 64."),
         ("[token]\nentropy = -1", "token.entropy must be at least 0, got -1."),
         ('[token]\nacceptance = "fli"', "token.acceptance 'fli' is unknown; did you mean 'fly'? Known: "),
+        ("[token]\nhint = false", "There is no key 'hint'. Known: acceptance, drafter, "),
         ("[token]\ntolerance = 0.1", 'token: tolerance is now acceptance = "typical" with threshold, or "exact"'),
         ("[token]\nthreshold = 0.5", "token: Acceptance 'exact' does not use threshold."),
         ("[token]\nexact_digits = true", "token: Acceptance 'exact' does not use exact_digits, "),

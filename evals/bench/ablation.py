@@ -70,7 +70,6 @@ CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-salvage": _without_salvage,
     "redraft": _with_redraft,
     "no-redraft": lambda policy: policy.get("salvage", {}).pop("redraft", None),
-    "no-hint": _set("token", "hint", False),
     "no-draft-answer": _set("score", "draft_answer", False),
     "no-max-overhead": lambda policy: policy.get("score", {}).pop("max_overhead", None),
     "no-drafter": _set("token", "drafter", "none"),

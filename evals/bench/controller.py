@@ -75,13 +75,11 @@ class InstantEngine:
         self._end = next(iter(self.tokenizer.end_ids)) if tags is None else tags.ending[0]
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""
+        """See `Engine.generate`: yields the next step, or an end token."""
         await asyncio.sleep(0)
         index = self.num_steps.get(call.prompt, 0)
         if not call.stop.delimiters:
             yield TokenChunk((next(iter(self.tokenizer.end_ids)),), "token", passes=1)
-        elif call.hint:
-            yield TokenChunk(tuple(call.hint), "delimiter", passes=1)
         elif index < STEPS:
             self.num_steps[call.prompt] = index + 1
             yield TokenChunk(self.steps[index], "delimiter", passes=1)

@@ -22,7 +22,7 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from evals.bench.hooks import synthetic_acceptance
+from evals.bench.hooks import own_networks, read_bytes, synthetic_acceptance
 from evals.bench.problems import questions
 from evals.bench.shapes import random_network, without_text
 from evals.bench.speed import EngineSpeeds, speeds_table
@@ -296,10 +296,10 @@ class Subject:
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
         if draft is None:
-            return cls(engine, *engine.networks())
+            return cls(engine, *own_networks(engine))
         drafter = TorchEngine.load(draft, dtype=chosen, title=titles[1])
         engine = engine.drafted_by(drafter)
-        return cls(engine, *engine.networks(), drafter.describe())
+        return cls(engine, *own_networks(engine), drafter.describe())
 
     @classmethod
     def random(
@@ -314,10 +314,10 @@ class Subject:
         model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
-            return cls(engine, *engine.networks(), synthetic=True)
+            return cls(engine, *own_networks(engine), synthetic=True)
         drafter = TorchEngine(checked_model(random_network(draft, dtype), f"random {draft}"), without_text())
         engine = engine.drafted_by(drafter)
-        return cls(engine, *engine.networks(), drafter.describe(), synthetic=True)
+        return cls(engine, *own_networks(engine), drafter.describe(), synthetic=True)
 
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
@@ -354,7 +354,8 @@ async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:
             length = sum(map(len, prompts)) / len(prompts) + plan.max_tokens / 2
-            found[0]["bandwidth_share"] = contenders[0].median * engine.bytes_per_pass(length) / bandwidth
+            bytes_per_pass = read_bytes(engine.model) + length * engine.position_bytes
+            found[0]["bandwidth_share"] = contenders[0].median * bytes_per_pass / bandwidth
         results.append({"batch": batch, "contenders": found})
     return results
 
@@ -373,12 +374,18 @@ def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, 
     differing = sum(contender.differing) / len(contender.differing)
     found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median, "differing": differing}
     found |= {name: contender.ratio_to(other) for name, other in others.items()}
-    if contender.done.drafts:
-        found["acceptance"] = contender.done.acceptance
-        found["mean_acceptance_length"] = contender.done.mean_acceptance_length
+    if (done := contender.done).drafts:
+        found["acceptance"] = done.acceptance
+        found["mean_acceptance_length"] = 1 + done.accepted / done.drafts
         if contender.drafting is not None and contender.drafting.num_tokens is not None:
             found |= share_of_ideal(contender, others["over_plain"])
     return found
+
+
+def draft_overhead(memory_bytes: Mapping[str, int]) -> float | None:
+    """Return the memory of the draft's weights and cache relative to the target's; None without a draft."""
+    drafts = sum(size for name, size in memory_bytes.items() if name.startswith("draft"))
+    return drafts / (sum(memory_bytes.values()) - drafts) if drafts else None
 
 
 def main(
@@ -437,7 +444,7 @@ def main(
             "synthetic": synthetic,
             "plan": dataclasses.asdict(plan),
             "memory_bytes": done.memory_bytes,
-            "draft_overhead": done.draft_overhead,
+            "draft_overhead": draft_overhead(done.memory_bytes),
             "results": results,
         }
     )

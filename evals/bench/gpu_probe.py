@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from evals.bench.engine import Subject
-from evals.bench.hooks import synthetic_acceptance
+from evals.bench.hooks import read_bytes, synthetic_acceptance
 from evals.bench.shapes import SHAPES, random_network
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, Verify, collect
@@ -191,7 +191,7 @@ def rounds(probe: Probe) -> Figures:
             if context == probe.contexts[0]:
                 figures["kernels"] = probe.kernels(play)
             found[f"context {context}, drafted {drafted}"] = figures
-    return {**found, "weights_gb": model.read_bytes / 1e9}
+    return {**found, "weights_gb": read_bytes(model) / 1e9}
 
 
 def drafting(probe: Probe) -> Figures:

@@ -158,10 +158,9 @@ def memory_of(pair: Pair) -> dict[str, ModelMemory]:
     for role, engine in engines.items():
         if engine is None:
             continue
-        per_pass: Callable[[float], float] | None = getattr(engine, "bytes_per_pass", None)
         found[role] = ModelMemory(
             weights_bytes=engine.metrics().memory_bytes.get("weights"),
-            cache_bytes_per_token=None if per_pass is None else per_pass(1) - per_pass(0),
+            cache_bytes_per_token=getattr(engine, "position_bytes", None),
         )
     return found
 

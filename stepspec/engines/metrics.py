@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-CallPart = Literal["network", "queue", "compute"]
 PassKind = Literal["read", "draft", "verify"]
 """Kind of a forward pass.
 
@@ -35,8 +34,6 @@ class EngineMetrics:
     """Prompt tokens found in the prefix cache."""
     passes: Counter[PassKind] = field(default_factory=Counter[PassKind])
     seconds: dict[PassKind, float] = field(default_factory=dict[PassKind, float])
-    call_seconds: dict[CallPart, float] = field(default_factory=dict[CallPart, float])
-    """Seconds by part of a call, if the engine reports them; for a server, only for responses that are not streamed."""
     requests: int = 0
     """HTTP requests to a server."""
     moves: int = 0
@@ -57,19 +54,6 @@ class EngineMetrics:
         verified = self.accepted + self.drafts - self.accepted_whole
         return self.accepted / verified if verified else None
 
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """Mean number of tokens per round with a draft, including the token after it; None without such rounds."""
-        return 1 + self.accepted / self.drafts if self.drafts else None
-
-    @property
-    def draft_overhead(self) -> float | None:
-        """Memory of the draft's weights and cache relative to the target's; None without a draft."""
-        if "draft weights" not in self.memory_bytes:
-            return None
-        drafts = sum(size for name, size in self.memory_bytes.items() if name.startswith("draft"))
-        return drafts / (sum(self.memory_bytes.values()) - drafts)
-
     def note_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Add the result of one round of one call."""
         self.rounds += 1
@@ -80,20 +64,6 @@ class EngineMetrics:
             self.accepted += num_accepted
             self.accepted_whole += num_drafted == num_accepted
             self.accepted_at.update(range(num_accepted))
-
-    def note_call(self, queue_s: float, compute_s: float, whole_s: float | None = None) -> None:
-        """Add the seconds of one call.
-
-        Args:
-            queue_s: seconds before the first pass.
-            compute_s: seconds from the first pass to the last token.
-            whole_s: seconds of the call as the client sees it, if it used a network. The rest is the network's share.
-        """
-        parts: dict[CallPart, float] = {"queue": queue_s, "compute": compute_s}
-        if whole_s is not None:
-            parts["network"] = max(0.0, whole_s - queue_s - compute_s)
-        for part, seconds in parts.items():
-            self.call_seconds[part] = self.call_seconds.get(part, 0.0) + seconds
 
     def __sub__(self, before: "EngineMetrics") -> "EngineMetrics":
         """Return the difference to earlier metrics; memory is the current value."""

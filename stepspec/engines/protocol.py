@@ -323,11 +323,6 @@ class Drafting:
     """Tokens drafted per round; None chooses the number online from measured acceptance and costs."""
     acceptance: Acceptance = Acceptance()
     """Which drafted tokens stand. Other rules than `exact` need one of `CALL_DRAFTERS`."""
-    archive: str = ""
-    """Name of the collection of past outputs that a drafter searches and extends.
-
-    `Engine.forget` does not clear a collection with a name.
-    """
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
@@ -352,8 +347,6 @@ class Generate:
     stop: Stop
     drafting: Drafting = Drafting()
     """Token-level speculation."""
-    hint: Sequence[int] = ()
-    """Ids that are likely to come next, such as the rest of a rejected step. Lookup drafters draft from them."""
     json_schema: str | None = None
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""

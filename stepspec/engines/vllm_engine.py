@@ -188,7 +188,7 @@ class VllmEngine:
         return found
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
+        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` has no effect."""
         length = len(call.prompt) + len(call.after)
         check_exact(self.name, call.drafting)
         check_room(self, length, 1)
@@ -210,7 +210,7 @@ class VllmEngine:
                     end = self._check_finish(delta.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
-                    self._note(length, cached, output)
+                    self._note(length, cached)
                     drafted, accepted = _speculated(delta)
                     costs = _queued(output), num_passes, drafted, accepted, cached
                     yield TokenChunk(tuple(ids), end, *costs, logprobs=logprobs)
@@ -292,7 +292,7 @@ class VllmEngine:
         async with aclosing(self._outputs(ids, salt, params, JUDGING_FIRST)) as outputs:
             async for output in outputs:
                 if output.finished:
-                    self._note(len(ids), output.num_cached_tokens or 0, output)
+                    self._note(len(ids), output.num_cached_tokens or 0)
                     return output
         raise EngineError(f"vLLM ended a call to {self.name} without output.")
 
@@ -344,12 +344,9 @@ class VllmEngine:
             raise EngineError(f"The engine of {self.name} was closed.")
         self._cache_salt = uuid.uuid4().hex
 
-    def _note(self, num_prompt: int, num_cached: int, output: Any) -> None:
+    def _note(self, num_prompt: int, num_cached: int) -> None:
         self._metrics.prompt_tokens += num_prompt
         self._metrics.cached_tokens += num_cached
-        stats = output.metrics
-        if getattr(stats, "scheduled_ts", 0) and getattr(stats, "last_token_ts", 0):
-            self._metrics.note_call(_queued(output), stats.last_token_ts - stats.scheduled_ts)
 
     async def aclose(self) -> None:
         """Shut down vLLM and its processes. Running calls fail."""

@@ -87,19 +87,20 @@ class Committer:
         """
         request, transcript, salvage = self._request, self._request.transcript, self._request.policy.salvage
         request.record.abandoned(len(judged.answer))
-        num_before, num_open = self.num_from_draft, len(transcript.open_ids)
-        hint, since = self._salvage(judged), time.perf_counter()
-        num_salvaged = self.num_from_draft - num_before
+        num_open = len(transcript.open_ids)
+        num_salvaged, since = self._salvage(judged), time.perf_counter()
+        num_new = len(transcript.open_ids) - num_open  # a token of the target may follow those
+        num_left = len(judged.proposal.ids) - num_new
         redrafts = salvage is not None and salvage.redraft and not judged.proposal.aborted
-        redrafts = redrafts and (not request.draft_is_far or request.choice.continues(len(hint)))
-        if redrafts and len(transcript.open_ids) > num_open and not request.step_is_over and request.limits.room > 0:
+        redrafts = redrafts and (not request.draft_is_far or request.choice.continues(num_left))
+        if redrafts and num_new and not request.step_is_over and request.limits.room > 0:
             self._note(judged, num_salvaged)
             return
-        waited_s = await self._target.rest_of_step("regenerated", hint)
+        waited_s = await self._target.rest_of_step("regenerated")
         self._note(judged, num_salvaged, time.perf_counter() - since - waited_s)
         self.close_step(judged.verdict)
 
-    def _salvage(self, judged: Judged) -> tuple[int, ...]:
+    def _salvage(self, judged: Judged) -> int:
         """Keep the prefix of a rejected step that the target agrees with, if the policy salvages.
 
         The verifying pass also shows the target's own choice after that prefix. If that choice was made under the
@@ -107,8 +108,7 @@ class Committer:
         target's own choices are kept; otherwise empty or repeated steps could be accepted here.
 
         Returns:
-            The rest of the step as a hint for how the target continues. It leaves out a token that the target has
-            already replaced.
+            The number of tokens of the step that are kept.
         """
         request, transcript, proposal, seen = self._request, self._request.transcript, judged.proposal, judged.seen
         opens_call = request.limits.opens_call(request.open_text + proposal.text, transcript.last_text)
@@ -128,8 +128,7 @@ class Committer:
         if free and seen is not None and seen.choices is not None and request.limits.room > 0:
             request.record.generated(1, "regenerated")
             transcript.extend([(*seen.choices, seen.next_choice)[num_kept]])
-            return proposal.ids[num_kept + 1 :]
-        return proposal.ids[num_kept:]
+        return num_kept
 
     # Closing a step
 

@@ -60,11 +60,6 @@ class TokenTable(FileModel):
     """`fly`: the lowest entropy of the target's three most likely tokens, in nats."""
     exact_digits: bool = False
     """Whether tokens with a digit are always exact."""
-    hint: bool = True
-    """Whether lookup drafters draft from what is left of a rejected step when the target writes in its place."""
-    archive: str = ""
-    """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
-    to block."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,12 +74,6 @@ class TokenTable(FileModel):
             self._drafting_by("draft-model" if self.drafter == "auto" else self.drafter)
         except UsageError as error:
             raise ValueError(str(error)) from None
-        return self
-
-    @model_validator(mode="after")
-    def _archive_of_suffix(self) -> "TokenTable":
-        if self.archive and self.drafter != "suffix":
-            raise ValueError(f"only the drafter 'suffix' has an archive of past outputs, not {self.drafter!r}")
         return self
 
     @field_validator("num_tokens", mode="before")
@@ -106,7 +95,7 @@ class TokenTable(FileModel):
     def _drafting_by(self, drafter: DrafterName) -> Drafting:
         num_tokens = None if self.num_tokens == "auto" else self.num_tokens
         rule = Acceptance(self.acceptance, self.threshold, self.window, self.entropy, self.exact_digits)
-        return Drafting(drafter, num_tokens, rule, self.archive)
+        return Drafting(drafter, num_tokens, rule)
 
 
 class SalvageTable(FileModel):

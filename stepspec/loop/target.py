@@ -83,8 +83,8 @@ class TargetWriter:
         text = request.tokenizer.decode(transcript.visible(chunk.ids[:count]))
         return replace(Proposal.of(chunk, text), num_written=count)
 
-    async def rest_of_step(self, fate: Fate, hint: Sequence[int] = (), num_tokens: int | None = None) -> float:
-        """Finish the open step, or write `num_tokens` of it. `hint` holds ids that the target may write next.
+    async def rest_of_step(self, fate: Fate, num_tokens: int | None = None) -> float:
+        """Finish the open step, or write `num_tokens` of it.
 
         Returns:
             The seconds in which it waited for the caller to read. The engine may have gone on meanwhile, so what it
@@ -95,8 +95,8 @@ class TargetWriter:
         if transcript.step_is_over or request.limits.room <= 0:
             return 0.0
         room = request.limits.room if num_tokens is None else min(request.limits.room, num_tokens)
-        stop, table = transcript.rest_of_step(room), request.policy.token
-        call = Generate(transcript.buffer, request.sampling, stop, table.exact_drafting, hint if table.hint else ())
+        stop, drafting = transcript.rest_of_step(room), request.policy.token.exact_drafting
+        call = Generate(transcript.buffer, request.sampling, stop, drafting)
         num_before, chunk, waited_s = len(transcript.open_ids), TokenChunk(()), 0.0
         async with aclosing(punctual(request.target.generate(call), request.limits.deadline)) as chunks:
             while not request.answer.stopped:

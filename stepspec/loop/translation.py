@@ -95,7 +95,7 @@ class TranslatedDraft:
         self._catch_up(call.prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
         after = self._translated(tuple(call.after))
-        own = replace(call, prompt=self._draft_buffer, sampling=sampling, after=after, stop=own_stop, hint=())
+        own = replace(call, prompt=self._draft_buffer, sampling=sampling, after=after, stop=own_stop)
         chunk = await collect(self._draft.generate(own))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         tokenizer = self._draft.tokenizer

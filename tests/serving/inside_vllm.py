@@ -100,7 +100,6 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
     await closed_early.aclose()
     metrics = target.metrics()
     found["metrics"] = {"drafts": metrics.drafts, "drafted": metrics.drafted, "accepted": metrics.accepted}
-    found["metrics"] |= metrics.call_seconds
     found["from_other_loop"] = await asyncio.to_thread(lambda: asyncio.run(write(request["prompts"][0]))[0])
     errors = []
     for spec in (

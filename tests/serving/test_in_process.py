@@ -92,7 +92,6 @@ async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp
     # After `forget`, the calls without a group filled its cache. A verification finds what the text before it has read.
     assert found["groups"] == [[False, True], [True, True], [False, True], [True, True], [True, True]]
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
-    assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]
     unknown, nowhere, wrong, too_long = found["errors"]
     assert unknown[0] == "UsageError"

@@ -231,16 +231,6 @@ async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> 
     assert chunk.passes < len(chunk.ids), "no message has several tokens"
 
 
-async def test_metrics_split_the_time_of_calls(remote: RemoteEngine) -> None:
-    before = remote.metrics()
-    ids = prompts(remote.tokenizer)[2]
-    await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",)))))
-    parts = (remote.metrics() - before).call_seconds
-    assert parts.keys() == {"network", "queue", "compute"}
-    assert parts["compute"] > 0
-    assert parts["network"] > 0
-
-
 async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, target_port: int) -> None:
     chunks = remote.generate(
         Generate(TokenBuffer(prompts(remote.tokenizer)[2]), Sampling(), Stop(600, token_ids=frozenset()))

@@ -13,7 +13,7 @@ from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, Verify
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.errors import UsageError
 
-PLACES = ["prompt", "committed", "hint", "bias", "allowed", "continuation", "probe", "label"]
+PLACES = ["prompt", "committed", "after", "bias", "allowed", "continuation", "probe", "label"]
 WRONG = st.integers(max_value=-1) | st.integers(min_value=VOCAB_SIZE)
 
 
@@ -28,7 +28,7 @@ def call(engine: TorchEngine, place: str, ids: list[int]) -> Coroutine[Any, Any,
         return engine.verify(Verify(TokenBuffer([1, 2]), ids if place == "continuation" else [3], [probe]))
     bias = tuple((id, 1.0) for id in ids) if place == "bias" else ()
     sampling = Sampling(logit_bias=bias, allowed=frozenset(ids) if place == "allowed" else None)
-    return generate(engine, [1, 2], 2, sampling=sampling, hint=ids if place == "hint" else ())
+    return generate(engine, [1, 2], 2, sampling=sampling, after=ids if place == "after" else ())
 
 
 @settings(max_examples=60)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evals.bench.hooks import plain_weight
 from stepspec.engines.torch_engine import matrix
 from stepspec.engines.torch_engine.matrix import (
     DTYPES,
@@ -42,7 +43,7 @@ def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bia
     with torch.inference_mode():
         plain = PlainMatrix(weight.T, bias_of_both if bias else None)
         layouts = [plain, PackedMatrix(plain)]
-        assert torch.equal(layouts[1].plain(), weight.T)
+        assert torch.equal(plain_weight(layouts[1]), weight.T)
         assert torch.allclose(*(each.product(x) for each in layouts), rtol=rtol, atol=atol)
         sums = [total.clone(), total.clone()]
         for each, own_sum in zip(layouts, sums, strict=True):
@@ -112,7 +113,7 @@ def test_an_int8_product_is_that_of_the_stored_weight_and_the_rounded_rows(
     with torch.inference_mode():
         assert plain.bias is not None
         matrix = Int8Matrix(PlainMatrix(plain.weight.to(dtype), plain.bias))
-        weight, total = matrix.plain(), torch.ones(rows, out)
+        weight, total = plain_weight(matrix), torch.ones(rows, out)
         assert (weight - plain.weight.to(dtype)).abs().amax(0).le(plain.weight.abs().amax(0) / 250).all()
         scales = x.abs().amax(1, keepdim=True).clamp(min=1e-20) / 127
         exact = ((x / scales).round() * scales).double() @ weight.double() + plain.bias
@@ -131,8 +132,8 @@ def test_an_int4_product_of_few_rows_is_that_of_the_stored_weight(rows: int) -> 
     assert plain.bias is not None
     steps = plain.weight.T.unflatten(1, (3, 32)).aminmax(dim=2)
     step = ((steps.max - steps.min) / 15).repeat_interleave(32, 1).T  # the scales and the codes are rounded
-    assert ((matrix.plain() - plain.weight).abs() <= 0.6 * step + 0.02).all()
-    exact = x.bfloat16().float() @ matrix.plain().float() + plain.bias
+    assert ((plain_weight(matrix) - plain.weight).abs() <= 0.6 * step + 0.02).all()
+    exact = x.bfloat16().float() @ plain_weight(matrix).float() + plain.bias
     assert torch.allclose(matrix.product(x), exact, rtol=0.02, atol=0.02 * float(x.abs().max() + 1))
     total = torch.ones(rows, 48)
     matrix.add_product(total, x)

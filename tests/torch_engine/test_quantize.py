@@ -23,6 +23,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
+from evals.bench.hooks import own_network, read_bytes
 from stepspec.api.model_facts import model_facts
 from stepspec.engines.protocol import DrafterName, Drafting, Probe, TokenBuffer, Verify
 from stepspec.engines.torch_engine import TorchEngine, engine, matrix, self_check
@@ -113,7 +114,7 @@ def test_logits_are_those_of_the_network_with_the_weights_as_stored(family: str,
     """They differ by the rounding of the rows in 8 bits, and in int4 by that of the products in bfloat16."""
     own = make_network(make_config(family, **SIZES))
     made = quantized(own, quantize)
-    stored = made.as_it_was()
+    stored = own_network(made)
     ids = random_ids(12)
     for id in ids:
         (logits,) = made.extend([0], [[id]])
@@ -134,7 +135,7 @@ def test_plain_weights_are_freed_and_bytes_are_those_that_remain(quantize: Quant
     assert not embeddings.weight.is_meta
     plain = sum(parameter.nbytes for parameter in own.parameters())
     assert 0.2 * plain < made.weight_bytes < most * plain
-    assert made.read_bytes < made.weight_bytes
+    assert read_bytes(made) < made.weight_bytes
 
 
 def test_large_packed_weights_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +147,7 @@ def test_large_packed_weights_are_stored_once(monkeypatch: pytest.MonkeyPatch) -
     assert made.weight_bytes == sum(parameter.nbytes for parameter in own.parameters())
     ids = torch.tensor([random_ids(9)])
     with torch.inference_mode():
-        assert torch.equal(made.as_it_was()(input_ids=ids).logits, own(input_ids=ids).logits)
+        assert torch.equal(own_network(made)(input_ids=ids).logits, own(input_ids=ids).logits)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, make_tokenizer, noisy_copy, random_ids, slow_logits
 
 from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, collect, group_of
-from stepspec.engines.torch_engine.drafters.suffix import MAX_COLLECTIONS
+from stepspec.engines.torch_engine.drafters.suffix import MAX_GROUPS
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.slots import Slot, SlotTable, common_prefix
 
@@ -269,8 +269,6 @@ class Engines:
 
         async def run() -> list[tuple[Any, ...]]:
             await engine.forget()
-            suffix: Any = engine._drafters.get("suffix")
-            suffix._past.clear()  # `forget` preserves named archives
             # All stay alive: whether a slot is taken over or copied would depend on when the engine's thread drops one.
             prompts = [TokenBuffer(ids, group=group) for group, ids, _ in calls]
             chunks = [
@@ -291,9 +289,7 @@ def engines() -> Iterator[Engines]:
     found.loop.close()
 
 
-DRAFTINGS = st.sampled_from(
-    [Drafting(), Drafting("suffix", 3), Drafting("draft-model", 3), Drafting("suffix", 3, archive="x")]
-)
+DRAFTINGS = st.sampled_from([Drafting(), Drafting("suffix", 3), Drafting("draft-model", 3)])
 
 
 @settings(max_examples=20)
@@ -311,14 +307,14 @@ def test_what_a_client_sees_does_not_depend_on_the_texts_of_other_groups(
 def test_the_number_of_collections_of_past_outputs_is_bounded(engines: Engines) -> None:
     """Clients choose their salts, so they choose the number of groups."""
     suffix: Any = engines.shared._drafters.get("suffix")
-    engines.run(engines.shared, [(str(number), BASE, Drafting("suffix", 3)) for number in range(MAX_COLLECTIONS + 9)])
-    assert len(suffix._past) == MAX_COLLECTIONS
+    engines.run(engines.shared, [(str(number), BASE, Drafting("suffix", 3)) for number in range(MAX_GROUPS + 9)])
+    assert len(suffix._past) == MAX_GROUPS
 
 
 def test_a_client_with_many_salts_drops_its_own_past_outputs_alone(engines: Engines) -> None:
     suffix: Any = engines.shared._drafters.get("suffix")
-    other, named = group_of("b", None), (group_of("a", None), BASE, Drafting("suffix", 3, archive="x"))
-    salted = [(group_of("a", str(number)), BASE, Drafting("suffix", 3)) for number in range(MAX_COLLECTIONS + 9)]
-    engines.run(engines.shared, [(other, BASE, Drafting("suffix", 3)), named, *salted])
-    assert len(suffix._past) == MAX_COLLECTIONS
-    assert {(other, ""), (named[0], "x")} <= suffix._past.keys()
+    other = group_of("b", None)
+    salted = [(group_of("a", str(number)), BASE, Drafting("suffix", 3)) for number in range(MAX_GROUPS + 9)]
+    engines.run(engines.shared, [(other, BASE, Drafting("suffix", 3)), *salted])
+    assert len(suffix._past) == MAX_GROUPS
+    assert other in suffix._past

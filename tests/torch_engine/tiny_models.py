@@ -224,11 +224,11 @@ async def generate(
     *,
     sampling: Sampling = Sampling(),
     drafting: Drafting = Drafting(),
-    hint: Sequence[int] = (),
+    after: Sequence[int] = (),
 ) -> TokenChunk:
     """Run a complete `generate` call."""
     buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
-    return await collect(engine.generate(Generate(buffer, sampling, Stop(num_tokens), drafting, hint)))
+    return await collect(engine.generate(Generate(buffer, sampling, Stop(num_tokens), drafting, after=after)))
 
 
 async def generate_all(

@@ -60,10 +60,6 @@ class CallMetrics(BaseModel):
 
     speculative_decoding: SpecDecodeMetrics | None = None
     queue_time_ms: Milliseconds | None = None
-    time_to_first_token_ms: Milliseconds | None = None
-    """Milliseconds from the first pass to the first token."""
-    generation_time_ms: Milliseconds | None = None
-    """Milliseconds from the first token to the last."""
 
 
 class TopLogprob(BaseModel):

@@ -1,6 +1,5 @@
 """Calls to one model on one server, and what the tokens in its responses are."""
 
-import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -61,14 +60,7 @@ class ModelCalls:
         self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
     ) -> ServerCompletion:
         """Return the response to a call for text that is not streamed."""
-        started = time.perf_counter()
-        found = await self.post(self.completions, prompt, fields, furthers)
-        answer = ServerCompletion.read(self.address, found)
-        if (metrics := answer.metrics) is not None and metrics.time_to_first_token_ms is not None:
-            compute_ms = metrics.time_to_first_token_ms + (metrics.generation_time_ms or 0.0)
-            elapsed_s = time.perf_counter() - started
-            self.metrics.note_call((metrics.queue_time_ms or 0.0) / 1000, compute_ms / 1000, elapsed_s)
-        return answer
+        return ServerCompletion.read(self.address, await self.post(self.completions, prompt, fields, furthers))
 
     async def answers(
         self, prompt: TokenBuffer, fields: Mapping[str, Any], further: Sequence[int], deadline: TokenDeadline | None

@@ -120,7 +120,7 @@ class RemoteEngine:
         return replace(self._calls.metrics.copied(), **vars(self._calls.wire.traffic))
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
+        """See `Engine.generate`. The server drafts as it was started; `drafting` has no effect."""
         prompt, sampling, calls, server = call.prompt, call.sampling, self._calls, self.server
         length = len(prompt) + len(call.after)
         check_exact(self.name, call.drafting)

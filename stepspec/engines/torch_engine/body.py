@@ -154,11 +154,6 @@ def _slides(text: Any, index: int) -> bool:
     return window_of(text) is not None and (not types or types[index] == "sliding_attention")
 
 
-def sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the network that shares its weights but has its own configuration."""
-    return copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
-
-
 def _shortened(body: Any, num_layers: int) -> Any:
     """Return a copy of the modules with only their first `num_layers` layers."""
     short = copy.copy(body)
@@ -188,11 +183,6 @@ class FusedHead:
         self.matrix = stored_as(layout, self.matrix)
         if not (self.matrix.holds_plain or self._is_embedding):
             _free(self._linear)
-
-    def restore(self, network: PreTrainedModel) -> None:
-        """See `FusedBody.restore`."""
-        linear: Any = network.get_output_embeddings()
-        _restore(self.matrix, [linear])
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.matrix.product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
@@ -387,13 +377,6 @@ class FusedBody:
                         _free(module.get_submodule(part))
             self.layers[index] = replace(layer, **changes)
 
-    def restore(self, network: PreTrainedModel) -> None:
-        """Give a copy of the network the weights that `store_as` freed, as they are multiplied with now."""
-        modules: Any = network.base_model
-        for module, layer in zip(modules.layers, self.layers, strict=True):
-            for name, parts in PRODUCTS.items():
-                _restore(getattr(layer, name), [module.get_submodule(part) for part in parts])
-
     def _fused(self, layer: Any, *, slides: bool) -> _Layer:
         attention = layer.self_attn
         qk_norm = None
@@ -521,11 +504,3 @@ def _joined(*products: Any) -> Matrix:
 def _free(product: Linear) -> None:
     """Free a product's weight. What remains has its shape, but no memory."""
     product.weight = Parameter(product.weight.to("meta"), requires_grad=False)
-
-
-def _restore(matrix: Matrix, products: Sequence[Linear]) -> None:
-    """Give the products the weight of the matrix that joins them, if it was freed."""
-    if products[0].weight.is_meta:
-        weights = matrix.plain().T.split([len(each.weight) for each in products])
-        for product, weight in zip(products, weights, strict=True):
-            product.weight = Parameter(weight.to(product.weight.dtype), requires_grad=False)

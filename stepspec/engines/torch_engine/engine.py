@@ -19,7 +19,6 @@ from urllib.parse import parse_qsl
 
 import torch
 from pydantic import Field, ValidationError, model_validator
-from transformers import PreTrainedModel
 
 from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
@@ -265,13 +264,10 @@ class TorchEngine:
             "threads": self._threads if device.type == "cpu" else None,
         }
 
-    def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-        """Return target and draft with transformers' own layers and attention, sharing the weights, for comparison."""
-        return self.model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
-
-    def bytes_per_pass(self, context: float) -> float:
-        """Return the bytes that a pass over one token reads after `context` positions."""
-        return self.model.read_bytes + context * self.model.position_bytes
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the target's keys and values of one token."""
+        return self.model.position_bytes
 
     @property
     def drafters(self) -> list[DrafterName]:
@@ -290,7 +286,7 @@ class TorchEngine:
         prompt, drafting = call.prompt, call.drafting
         prompt_length, length = len(prompt), len(prompt) + len(call.after)
         check_room(self, length, 1)
-        check_ids(self.name, self.model.vocab_size, prompt, call.after, call.hint, call.sampling.named_ids)
+        check_ids(self.name, self.model.vocab_size, prompt, call.after, call.sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
@@ -311,7 +307,6 @@ class TorchEngine:
                 call.sampling,
                 drafting,
                 StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids),
-                call.hint,
                 constraint,
                 beyond=[*call.after],
                 num_after=len(call.after),

@@ -79,10 +79,6 @@ class Matrix(Protocol):
         """Add the product of rows [N, in] to `total` [N, out], in place. It may overwrite the rows."""
         ...
 
-    def plain(self) -> Tensor:
-        """Return the weight that is multiplied with, [in, out]."""
-        ...
-
 
 class PlainMatrix:
     """A weight in PyTorch's own layout."""
@@ -102,10 +98,6 @@ class PlainMatrix:
         total.addmm_(x, self.weight)
         if self.bias is not None:
             total += self.bias
-
-    def plain(self) -> Tensor:
-        """See `Matrix.plain`."""
-        return self.weight
 
 
 class PackedMatrix:
@@ -130,10 +122,6 @@ class PackedMatrix:
             self._small.add_product(total, x)
         else:
             total += _packed_product(x, self._packed, self._bias)
-
-    def plain(self) -> Tensor:
-        """See `Matrix.plain`."""
-        return self._packed.to_dense().T
 
 
 class Int8Matrix:
@@ -188,10 +176,6 @@ class Int8Matrix:
         )
         return product[: len(x)], scales
 
-    def plain(self) -> Tensor:
-        """See `Matrix.plain`."""
-        return self._codes.to_dense() * self._scales
-
 
 class Int4Matrix:
     """A weight in int4, multiplied by PyTorch with up to three rows in bfloat16. More rows take `Int8Matrix`.
@@ -232,11 +216,6 @@ class Int4Matrix:
     def add_product(self, total: Tensor, x: Tensor) -> None:
         """See `Matrix.add_product`."""
         total += self.product(x)
-
-    def plain(self) -> Tensor:
-        """See `Matrix.plain`."""
-        eye = torch.eye(self._scales.shape[0] * GROUP, dtype=torch.bfloat16)
-        return _aten()._weight_int4pack_mm_for_cpu(eye, self._codes, GROUP, self._scales)
 
 
 def stored_as(layout: Layout, matrix: Matrix) -> Matrix:

@@ -19,7 +19,6 @@ from stepspec.engines.torch_engine.body import (
     has_alibi,
     make_body,
     make_head,
-    sharing_weights,
     window_of,
 )
 from stepspec.engines.torch_engine.cache import SlotCache
@@ -99,7 +98,6 @@ class CausalModel:
         self.partial: PartialHead | None = None
         """The head of a model with a draft vocabulary; None for others."""
         self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
-        self._own_attention: Any = network.config._attn_implementation
         network.set_attn_implementation(attention.NAME)
         self._body = make_body(network)
         self.logits: FusedHead | PartialHead | Head = make_head(network)
@@ -151,17 +149,6 @@ class CausalModel:
         """Return how many positions beyond the span of a pass it reads without seeing them."""
         return 0 if self.quantize is None else -span % SPAN
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of the weights that every pass reads: not embeddings that are looked up, nor head rows not scored."""
-        if matrices := self._matrices:
-            return sum(matrix.num_bytes for matrix in matrices)
-        embeddings: Any
-        head: Any
-        embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
-        looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
-        return self.weight_bytes - looked_up
-
     def shorten(self, max_model_len: int | None) -> None:
         """Limit the context to `max_model_len` tokens; None changes nothing.
 
@@ -184,19 +171,6 @@ class CausalModel:
         """Return a function that reads one more id, in a cache of its own, for measurements."""
         twin = self.with_own_cache()
         return torch.inference_mode()(lambda: twin.extend([0], [[0]]))
-
-    def as_it_was(self) -> PreTrainedModel:
-        """Return the network with transformers' own attention, sharing the weights and their memory layout.
-
-        Weights that are stored in a layout of the engine's own are copied.
-        """
-        network = sharing_weights(self.network)
-        if isinstance(self._body, FusedBody):
-            self._body.restore(network)
-        if isinstance(self.logits, FusedHead):
-            self.logits.restore(network)
-        network.set_attn_implementation(self._own_attention)
-        return network
 
     def first_layers(self, num_layers: int) -> "CausalModel":
         """Return the model with only its first `num_layers` layers, over the same cache.
@@ -295,24 +269,21 @@ class CausalModel:
         Returns:
             For each row, the logits of its columns, [C, V].
         """
-        starts = [self.cache_length(slot) for slot in slots]
-        width = max(map(len, ids))
-        if self.reads_ragged and len(ids) > 1 and min(map(len, ids)) < width:
-            return self._extend_ragged(slots, starts, ids, keep, branches)
-        padded = [[*row, *[0] * (width - len(row))] for row in ids]
-        inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
-        branch_columns = None
-        if branches is not None and any(branch.length for row in branches for branch in row):
-            branch_columns = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
-        positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
-        hidden = self.read(positions, inputs[:, 1:], branch_columns)
-        for slot, start, row in zip(slots, starts, ids, strict=True):
-            self.cache.lengths[slot] = start + len(row)
-        columns = [range(len(row)) for row in ids] if keep is None else keep
-        flat = [index * width + column for index, row in enumerate(columns) for column in row]
-        if flat != list(range(hidden.shape[0] * width)):
-            hidden = hidden.flatten(0, 1)[torch.tensor(flat, dtype=torch.long, device=self.device)][None]
-        return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
+        starts, lengths = [self.cache_length(slot) for slot in slots], [len(row) for row in ids]
+        widths = lengths if self.reads_ragged else [max(lengths)] * len(ids)
+        if len({*widths}) > 1:
+            hidden = self.read_ragged(slots, starts, ids, branches)
+        else:
+            padded = [[*row, *[0] * (widths[0] - len(row))] for row in ids]
+            inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
+            branch_columns = None
+            if branches is not None and any(branch.length for row in branches for branch in row):
+                branch_columns = _branch_columns(lengths, branches, widths[0]).to(self.device)
+            positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
+            hidden = self.read(positions, inputs[:, 1:], branch_columns).flatten(0, 1)[None]
+        for slot, start, length in zip(slots, starts, lengths, strict=True):
+            self.cache.lengths[slot] = start + length
+        return self.kept_logits(hidden, widths, [range(length) for length in lengths] if keep is None else keep)
 
     @property
     def reads_slots(self) -> bool:
@@ -329,34 +300,19 @@ class CausalModel:
         """Whether rows of different lengths share a pass without padding. On a GPU, the calls would take longer."""
         return self.is_fused and self.device.type == "cpu"
 
-    def _extend_ragged(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        ids: Sequence[Sequence[int]],
-        keep: Sequence[Sequence[int]] | None,
-        branches: Sequence[Sequence[Branch]] | None,
-    ) -> tuple[Tensor, ...]:
-        """See `extend`. `starts` are the lengths of the slots."""
-        hidden = self.read_ragged(slots, starts, ids, branches)
-        for slot, start, row in zip(slots, starts, ids, strict=True):
-            self.cache.lengths[slot] = start + len(row)
-        return self.kept_logits(hidden, [len(row) for row in ids], keep)
-
-    def kept_logits(
-        self, hidden: Tensor, lengths: Sequence[int], keep: Sequence[Sequence[int]] | None
-    ) -> tuple[Tensor, ...]:
-        """Return the logits of some columns of each row, [C, V], from hidden states of `read_ragged`, [1, N, W].
+    def kept_logits(self, hidden: Tensor, widths: Sequence[int], keep: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the logits of some columns of each row, [C, V].
 
         Args:
-            hidden: of the rows, one row after the other.
-            lengths: of the rows.
-            keep: see `extend`.
+            hidden: hidden states of the rows, one row after the other, [1, N, W].
+            widths: of the rows, with their padding.
+            keep: the columns of each row.
         """
-        firsts = [0, *accumulate(lengths)]
-        columns = [range(length) for length in lengths] if keep is None else keep
-        flat = [first + column for first, row in zip(firsts, columns, strict=False) for column in row]
-        return self.logits(hidden[:, flat]).flatten(0, 1).split([len(row) for row in columns])
+        firsts = [0, *accumulate(widths)]
+        flat = [first + column for first, row in zip(firsts, keep, strict=False) for column in row]
+        if flat != [*range(hidden.shape[1])]:
+            hidden = hidden[:, torch.tensor(flat, dtype=torch.long, device=self.device)]
+        return self.logits(hidden).flatten(0, 1).split([len(row) for row in keep])
 
     def read_ragged(
         self,

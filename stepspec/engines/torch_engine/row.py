@@ -25,7 +25,6 @@ class BatchRow:
     sampling: Sampling
     drafting: Drafting
     watch: StopMatcher
-    hint: Sequence[int] = ()
     constraint: Constraint | None = None
     beyond: list[int] = field(default_factory=list)
     num_after: int = 0

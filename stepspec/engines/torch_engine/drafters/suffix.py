@@ -11,67 +11,27 @@ import torch
 
 from stepspec.engines.protocol import owner_of
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts, certain
-from stepspec.engines.torch_engine.drafters.texts import Library
+from stepspec.engines.torch_engine.drafters.texts import DEPTH, MIN_LENGTH, Library, Occurrences
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
-
-MIN_LENGTH, DEPTH = 2, 8
-"""Minimum and maximum number of context tokens to compare."""
-
-LATEST = 24
-"""How many of the latest occurrences of the context to examine."""
 
 MIN_SHARE = 0.1
 """A guess ends when its total probability, estimated from frequencies, falls below this."""
 
 MAX_PAST = 32_000
-"""Maximum number of tokens of past outputs to store in a collection. The oldest half is dropped first."""
+"""Maximum number of tokens of past outputs to store of a group. The oldest half is dropped first."""
 
-MAX_COLLECTIONS = 16
-"""Maximum number of collections of past outputs, one for each group and archive."""
-
-
-class Occurrences:
-    """Positions of every token pair in a growing text.
-
-    It uses few objects, because Python's garbage collector visits them all.
-    """
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._positions: dict[tuple[int, int], list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def append(self, ids: Sequence[int]) -> None:
-        """Append ids to the text."""
-        for token in ids:
-            if len(self._ids) >= MIN_LENGTH:
-                self._positions.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
-            self._ids.append(token)
-
-    def after(self, context: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the length of the longest match with the context's end, 0 for none, and the ids that followed it."""
-        longest, following = 0, list[int]()
-        for position in self._positions.get((context[-2], context[-1]), [])[-LATEST:]:
-            length = MIN_LENGTH
-            while length < min(len(context), position) and self._ids[position - length - 1] == context[-length - 1]:
-                length += 1
-            if length > longest:
-                longest, following = length, []
-            if length == longest:
-                following.append(self._ids[position])
-        return longest, following
+MAX_GROUPS = 16
+"""Maximum number of groups whose past outputs are stored."""
 
 
 class Suffix(Drafter):
-    """Looks up tokens in the row's text and hint, and in the outputs of calls of its group that have ended."""
+    """Looks up tokens in the row's text, and in the outputs of calls of its group that have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._texts = Library(Occurrences, DEPTH)
-        self._past: OrderedDict[tuple[str | None, str], list[Occurrences]] = OrderedDict()  # by group and archive
+        self._texts = Library()
+        self._past: OrderedDict[str | None, list[Occurrences]] = OrderedDict()  # by group
 
     @classmethod
     def made(cls, parts: Parts) -> Drafter:
@@ -84,15 +44,15 @@ class Suffix(Drafter):
 
     def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
-        sources = (texts.own, texts.buffer, *self._past.get(_key_of(row), ()))
+        sources = (texts.own, texts.buffer, *self._past.get(row.buffer.group, ()))
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
         while MIN_LENGTH <= len(text) < start + count:
-            found = [source.after(text[-DEPTH:]) for source in sources]
-            longest = max(length for length, _ in found)
+            found = [(source.ids, *source.after(text[-DEPTH:])) for source in sources]
+            longest = max(length for _, length, _ in found)
             if longest == 0:
                 break
-            following = Counter(token for length, tokens in found if length == longest for token in tokens)
+            following = Counter(ids[at] for ids, length, places in found if length == longest for at in places)
             token, times = max(following.items(), key=lambda item: (item[1], -item[0]))
             share *= times / following.total()
             if share < MIN_SHARE:
@@ -101,30 +61,23 @@ class Suffix(Drafter):
         return text[start:]
 
     def release(self, row: BatchRow) -> None:
-        """See `Drafter.release`. The row's output is added to the past outputs of its group and archive."""
+        """See `Drafter.release`. The row's output is added to the past outputs of its group."""
         self._texts.close(row)
-        past = self._past.setdefault(_key_of(row), [Occurrences()])
-        self._past.move_to_end(_key_of(row))
+        past = self._past.setdefault(row.buffer.group, [Occurrences()])
+        self._past.move_to_end(row.buffer.group)
         past[-1].append(row.beyond[row.num_after :])
-        if len(past[-1]) > MAX_PAST // 2:
+        if len(past[-1].ids) > MAX_PAST // 2:
             past[:] = [past[-1], Occurrences()]
-
-        if len(self._past) > MAX_COLLECTIONS:
+        if len(self._past) > MAX_GROUPS:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop the least recently used collection of the client and archive that have the most, so that a client with
-        many salts drops its own."""
-        holders = {key: (owner_of(key[0]), key[1]) for key in self._past}
-        counts = Counter(holders.values())
+        """Drop the least recently used group of the client that has the most, so that a client with many salts drops
+        its own."""
+        counts = Counter(map(owner_of, self._past))
         most = max(counts.values())
-        del self._past[next(key for key, holder in holders.items() if counts[holder] == most)]
+        del self._past[next(group for group in self._past if counts[owner_of(group)] == most)]
 
     def forget(self) -> None:
-        """See `Drafter.forget`. Named archives are preserved."""
-        for key in [key for key in self._past if not key[1]]:
-            del self._past[key]
-
-
-def _key_of(row: BatchRow) -> tuple[str | None, str]:
-    return row.buffer.group, row.drafting.archive
+        """See `Drafter.forget`."""
+        self._past.clear()

@@ -656,15 +656,21 @@ async def test_no_relaxed_token_is_in_an_answer(step: str, last: str, temperatur
     writes = [Reply(ONE, relaxed=(0,)), Reply(step, relaxed=(1, 2)), last, "Two.<|end|>"]
     stage = Stage(alone("target", token=RATIO), target_replies=writes, temperature=temperature, tags=False)
     play = await stage.play()
-    # Above temperature 0 nothing of it is kept, so that the step before it might become the last one, and goes too.
-    before = "" if temperature else ONE + stage.tokenizer.decode(stage.tokenizer.encode(step)[:1])
-    assert play.result.answer.startswith(before + last.removesuffix("<|end|>"))
-    assert play.counted.get("relaxed_tokens", 0) == (not temperature)
-    num_dropped = len(stage.tokenizer.encode(ONE + step)) - len(stage.tokenizer.encode(before))
+    kept = ONE + ("" if temperature else stage.tokenizer.decode(stage.tokenizer.encode(step)[:1]))
+    assert play.result.answer.startswith(kept + last.removesuffix("<|end|>"))
+    assert (play.counted["relaxed_tokens"], play.result.first_relaxed) == (1, 0)
+    num_dropped = len(stage.tokenizer.encode(ONE + step)) - len(stage.tokenizer.encode(kept))
     assert play.counted["discarded"] == num_dropped
     seeds = [call.sampling.seed for call in stage.target.calls if call.sampling]
     assert len(set(seeds[:2])) == 1
     assert (seeds[2] == seeds[1]) is not bool(temperature)
+
+
+async def test_a_text_that_ends_after_a_step_has_no_relaxed_token_in_it() -> None:
+    writes = [Reply(ONE, relaxed=(0,)), Reply(TWO, relaxed=(1,)), "<|end|>", "four.<|end|>"]
+    play = await Stage(alone("target", token=RATIO), target_replies=writes, tags=False).play()
+    assert play.result.answer == f"{ONE}Threefour."
+    assert (play.counted["relaxed_tokens"], play.counted["discarded"]) == (1, 5)
 
 
 async def test_a_deadline_in_a_relaxed_step_leaves_what_was_committed() -> None:

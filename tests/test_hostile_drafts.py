@@ -93,7 +93,8 @@ class Recording(ScriptedEngine):
         rng, chunk, relaxed, end = random.Random(hash((*ids,))), list[int](), list[int](), None
         while end is None:
             id = self.next_id(ids)
-            if not call.drafting.acceptance.is_exact and rng.random() < self.relaxed_share:
+            relaxes = not (call.drafting.acceptance.is_exact or self.is_control(id))
+            if relaxes and rng.random() < self.relaxed_share:
                 id = rng.choice(self.foreign)
                 relaxed.append(len(chunk))
             else:
@@ -105,6 +106,10 @@ class Recording(ScriptedEngine):
                 await asyncio.sleep(0)
                 yield TokenChunk(tuple(chunk), end, relaxed=tuple(relaxed))
                 chunk, relaxed = [], []
+
+    def is_control(self, id: int) -> bool:
+        """Return whether an id is never relaxed, and nothing is in its place."""
+        return self.tokenizer.is_special(id) or id in self.tokenizer.end_ids
 
     async def verify(self, call: Verify) -> Verification:
         ids, choices, logprobs = call.prompt.since(0), list[int](), list[float]()
@@ -172,7 +177,7 @@ async def play(seed: int, policies: Sequence[dict[str, Any]]) -> tuple[Result, R
     draft.other = [id for text in texts for id in other.encode(text)]
     target.relaxed_share = 1 - draft.share
     foreign = draft.other if one_vocabulary else target.words
-    target.foreign = [id for id in foreign if not (tokenizer.is_special(id) or id in tokenizer.end_ids)]
+    target.foreign = [id for id in foreign if not target.is_control(id)]
     policy = Policy.model_validate(
         {"version": 1, "summary": "a test", "step": {"max_step_tokens": rng.choice((3, 6, 24))}} | rng.choice(policies)
     )

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from stepspec.errors import ContextError
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.request import Request
 from stepspec.loop.step import Proposal
 from stepspec.loop.step_loop import StepLoop
 
@@ -47,16 +46,17 @@ async def _relaxed_steps(loop: StepLoop) -> None:
         opens_call = request.limits.opens_call(step.text, before)
         answers = request.thinking.answers([step.text], before=before, ends=step.tag is not None)
         first_own = 0 if opens_call or answers else transcript.num_before_ending(step.ids)
-        rewrites = any(place >= first_own for place in step.relaxed)
-        if held.ids and (_num_exact(request, step) == 0 if rewrites else not step.num_written):
-            request.record.discarded(len(step.ids))  # the step before it is the last one, or may become it
-            step, rewrites = held, True
-        else:
-            _commit(loop, held)
-        held = step if plain and step.relaxed and not rewrites else NOTHING
-        if rewrites:
+        if held.ids and not step.num_written:
+            request.record.discarded(len(step.ids))
+            await _rewrite(loop, held)
+            return
+        _commit(loop, held)
+        held = NOTHING
+        if any(place >= first_own for place in step.relaxed):
             await _rewrite(loop, step)
-        elif not held.ids:
+        elif plain and step.relaxed:
+            held = step
+        else:
             _commit(loop, step)
         if opens_call or answers:
             return
@@ -84,15 +84,11 @@ def _commit(loop: StepLoop, step: Proposal) -> None:
         loop.committer.whole(step, "target")
 
 
-def _num_exact(request: Request, step: Proposal) -> int:
-    """Return how many tokens of a step with relaxed ones are kept if it is written exactly: at temperature 0 those
-    before the first relaxed one, and else none, so that it has the target's distribution after the text before it."""
-    return step.relaxed[0] if request.sampling.temperature == 0 else 0
-
-
 async def _rewrite(loop: StepLoop, step: Proposal) -> None:
-    """Let the target write a step exactly, with other random numbers."""
-    request, num_kept = loop.request, _num_exact(loop.request, step)
+    """Let the target write a step exactly: at temperature 0 from its first relaxed token, and else as a whole with
+    other random numbers, so that it has the target's distribution after the text before it."""
+    request = loop.request
+    num_kept = step.relaxed[0] if request.sampling.temperature == 0 else 0
     request.record.written(num_kept, "forced")
     request.record.discarded(len(step.ids) - num_kept)
     request.transcript.extend(step.ids[:num_kept])

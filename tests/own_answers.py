@@ -92,7 +92,8 @@ def check_reasoning(result: Result, ids: Sequence[int], request: Request, target
             break
     else:  # a limit has cut it
         shown = target.tokenizer.decode(request.transcript.visible(seen))
-        begun = next(size for size in range(len(mark) - 1, -1, -1) if shown.endswith(mark[:size]))
+        lead = tags.text.removesuffix(mark)
+        begun = next(size for size in range(len(mark) - 1, -1, -1) if not size or text.endswith(lead + mark[:size]))
         shown = shown[: len(shown) - begun]
     assert result.reasoning.rstrip("\ufffd") == shown.rstrip("\ufffd"), (result.reasoning, shown)
 

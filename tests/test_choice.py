@@ -298,8 +298,10 @@ def play(factor: float, token_s: float, seed: int, hangs_s: float = 0.0) -> floa
                 alone_s += own_s
                 if choice.speculates(request):
                     choice.begins_chain(request)
-                    choice.costs.step_tokens.note(num_tokens)
-                    clock.now += own_s * factor + min(hangs_s, choice.patience_s(0) or hangs_s)
+                    patience_s = choice.patience_s(0, 64) or hangs_s
+                    if hangs_s <= patience_s:
+                        choice.costs.step_tokens.note(num_tokens)
+                    clock.now += own_s * factor + min(hangs_s, patience_s)
                     choice.ends_chain(request)
                     choice.committed(request, num_tokens)
                     continue

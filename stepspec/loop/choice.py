@@ -254,15 +254,16 @@ class StepChoice:
         target_s = self._target_s
         return target_s is None or self.costs.continues(max(1, num_tokens), target_s)
 
-    def patience_s(self, num_unread: int) -> float | None:
+    def patience_s(self, num_unread: int, longest: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
         limit.
 
         Args:
             num_unread: tokens that it reads first.
+            longest: most tokens of a step. Before the first one is written, it may have as many.
         """
         step_tokens, target_s = self.costs.step_tokens, self._target_s
-        if self._max_overhead is None or target_s is None or not step_tokens.weight:
-            return None  # the first step may take what it takes, and what it took then counts
-        num_tokens = step_tokens.value + num_unread / READ_TOKENS
+        if self._max_overhead is None or target_s is None:
+            return None
+        num_tokens = (step_tokens.value if step_tokens.weight else longest) + num_unread / READ_TOKENS
         return max(MIN_PATIENCE_S, PATIENCE * target_s * num_tokens)

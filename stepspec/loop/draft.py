@@ -122,7 +122,8 @@ class DraftWriter:
         try:
             with request.record.time("draft"):
                 num_before = len(buffer) + len(after)
-                patience = request.choice.patience_s(max(0, num_before - self._num_read)) or math.inf
+                num_unread, longest = max(0, num_before - self._num_read), policy.step.max_step_tokens
+                patience = request.choice.patience_s(num_unread, longest) or math.inf
                 patience = min(patience, policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(limits.deadline):
                     chunk = await collect(watch.until_hopeless(request.draft.generate(call)), ids)

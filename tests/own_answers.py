@@ -9,7 +9,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.request import Request
 from stepspec.loop.result import Result
 
-MARK = re.compile(r"\\boxed|####|\banswer\s*(?:is\b|:|=)|\bfinal answer\b", re.IGNORECASE)
+MARK = re.compile(r"\\boxed|####|\banswer\s*(?:is(?![^\W\d])|:|=)|\bfinal answer\b", re.IGNORECASE)
 
 
 class Recorded(Protocol):

@@ -12,7 +12,7 @@ from itertools import pairwise
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Step, StepEnd
 
-ANSWER = re.compile(r"\\boxed|\\fbox|####|\banswer\s*(?:is\b|:|=)|\bfinal answer\b|</?answer>", re.IGNORECASE)
+ANSWER = re.compile(r"\\boxed|\\fbox|####|\banswer\s*(?:is(?![^\W\d])|:|=)|\bfinal answer\b|</?answer>", re.IGNORECASE)
 """Marks of an answer in the text of a model that does not mark its thinking."""
 
 MARK_CHARACTERS = 16

@@ -108,19 +108,6 @@ async def test_the_first_step_that_differs_is_the_target_s_own_and_what_follows_
     assert judged[:3] == [True, False, True]
 
 
-async def test_relaxed_tokens_of_a_step_that_is_dropped_do_not_count() -> None:
-    """The target's own step is dropped where the draft's means the same, as the first one does."""
-    wrong = [OWN[0], "Xx four.\n\n", *OWN[2:]]
-
-    def own(number: int, _: str) -> Reply | str:
-        return Reply(OWN[number], relaxed=[1]) if number < 2 else steps(OWN)(number, _)
-
-    play = await staged(compare(), own, steps(wrong)).play()
-    assert [origin for origin, _ in origins(play)[:2]] == ["draft", "target"]
-    assert play.counted["relaxed_tokens"] == 1
-    assert play.result.first_relaxed == play.result.steps[0].num_tokens + 1
-
-
 async def test_steps_with_the_same_words_need_no_question() -> None:
     shouted = [step.upper() for step in OWN]
     play = await staged(compare(judges=({"kind": "never"},)), steps(OWN), steps(shouted)).play()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
+from stepspec.base.files import data_folder
 from stepspec.cli import app
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
@@ -120,6 +121,17 @@ def test_settings_are_found_by_policy_models_and_temperature(
     (tmp_path / "stepspec" / "thresholds" / pair / "two-level-t0.json").write_text("{")
     with pytest.raises(UsageError, match=r"two-level-t0\.json is damaged, or of another version\. Delete it"):
         settings_of(given, pair)
+
+
+def test_the_shipped_settings_are_those_of_a_shipped_policy() -> None:
+    files = sorted((data_folder("policies") / "thresholds").glob("*/*.json"))
+    assert {file.parent.name for file in files} >= {load_pair(notes=False).hash}
+    for file in files:
+        setting = CalibratedSetting.model_validate_json(file.read_bytes())
+        policy = load_policy(file.name.split("-t")[0])[0]
+        assert setting.policy_sha256 == policy.settings_sha256, f"{file.name} is of another policy"
+        assert setting.steps == bool(setting.thresholds)
+        assert setting.applied(policy).kind() == ("step" if setting.steps else "token")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from stepspec.evaluation.calibrate.fixed_sequence import (
 )
 from stepspec.evaluation.calibrate.records import Planned, Speed
 from stepspec.evaluation.calibrate.task import calibration_split
-from stepspec.evaluation.calibrate.words import sentences
+from stepspec.evaluation.calibrate.words import prospects, sentences
 from stepspec.evaluation.records import PolicyRecord
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
@@ -121,6 +121,22 @@ def test_settings_are_found_by_policy_models_and_temperature(
     (tmp_path / "stepspec" / "thresholds" / pair / "two-level-t0.json").write_text("{")
     with pytest.raises(UsageError, match=r"two-level-t0\.json is damaged, or of another version\. Delete it"):
         settings_of(given, pair)
+
+
+def test_a_calibration_says_what_it_can_show() -> None:
+    assert prospects(360, 0.95) == (
+        "For a policy that answers 15% of the problems otherwise, 360 problems put the bound of the loss 3.4 points "
+        "above the loss itself. Without a loss, a limit of 1, 2 or 5 points takes about 4,059, 1,015 or 163 problems."
+    )
+
+
+def test_a_draft_that_is_as_good_as_the_target_is_named(found: Found) -> None:
+    results = found[1]
+    assert results.draft_accuracy is not None
+    for draft, target, says in ((0.7, 0.9, False), (0.9, 0.9, True), (0.95, 0.9, True)):
+        alone = {"draft_accuracy": draft, "recorded_target_accuracy": target}
+        said = " ".join(sentences(results.model_copy(update=alone)))
+        assert ("the policy 'draft' may be all that you need" in said) is says
 
 
 def test_the_shipped_settings_are_those_of_a_shipped_policy() -> None:

@@ -42,10 +42,12 @@ from stepspec.evaluation.run.results import OnRow
 from stepspec.evaluation.runs import iter_failures, iter_rows
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judge import ThresholdJudge
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 
 RECORDED_SHARE, TIMED_SHARE = 0.2, 0.1
 """Shares of the problems and of the budget that may go into recording, and share of the budget for timing."""
+DRAFT = "draft"
+"""The policy of the draft alone."""
 MAX_GAIN = 3
 """How many times as many requests a second concurrency is expected to give at most."""
 
@@ -139,6 +141,8 @@ class CalibrationOutcome:
     certified: bool
     speed: Speed | None
     num_refused: int
+    alone: tuple[float, float] | None = None
+    """Accuracies of the draft and of the target on the recorded problems; None if not measured."""
 
     def pays(self, max_loss: float) -> bool:
         """Whether the chosen setting lost at most `max_loss`, certified or not, and is as fast as its baselines."""
@@ -185,19 +189,30 @@ class Calibration:
             plan = await self._plan(num_recorded)
             store_plan(self._folder, plan)
         if all(each.is_slower_than_tokens for each in plan.path):
-            return CalibrationOutcome(plan, [_not_tested(each) for each in plan.path], 0, False, None, 0)
+            untested = [_not_tested(each) for each in plan.path]
+            return CalibrationOutcome(plan, untested, 0, False, None, 0, self._alone())
         tested = await self._test(plan)
         certified = [place for place, each in enumerate(tested) if each.status == "certified"]
         chosen = certified[-1] if certified else 0
         speed = await self._time(plan, chosen)
         refused = sum(_is_refused(each) for each in self._references.values())
-        return CalibrationOutcome(plan, tested, chosen, bool(certified), speed, refused)
+        return CalibrationOutcome(plan, tested, chosen, bool(certified), speed, refused, self._alone())
+
+    def _alone(self) -> tuple[float, float] | None:
+        """Return the accuracies of the draft and the target on the recorded problems."""
+        if self._task.agreement:
+            return None
+        outcomes = _Outcomes.read(self._folder / "recorded", (DRAFT, BASELINE))
+        problems = [id for id, name in outcomes.scores if name == DRAFT and (id, BASELINE) in outcomes.scores]
+        means = [np.mean([[*outcomes.scores[id, name].values()] for id in problems]) for name in (DRAFT, BASELINE)]
+        return (float(means[0]), float(means[1])) if problems else None
 
     async def _record(self) -> int:
         """Record steps under the policy and under one that accepts everything. Return the number of problems."""
         self._watcher.begin("recording steps")
         least, wanted = self._sizes.least_recorded, num_to_record(self._task, self._sizes)
-        policies = await self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
+        own = {"given": self._task.policy, "bold": bold(self._task.policy), DRAFT: load_policy(DRAFT)[0]}
+        policies = await self._with_baselines(own)
         for end in range(least, wanted + least, least):
             end = min(end, wanted)
             await self._evaluate("recorded", policies, self._task.problems[:end], record=True, concurrency=1)

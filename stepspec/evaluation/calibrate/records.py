@@ -107,6 +107,10 @@ class Calibrated(Conditions):
     identity: Identity
     engines: dict[str, EngineRecord | None]
     num_recorded: int
+    draft_accuracy: float | None = None
+    """Accuracy of the draft alone on the recorded problems; None if it was not measured, as without right answers."""
+    recorded_target_accuracy: float | None = None
+    """The target's on the same problems."""
     num_for_test: int = 0
     """Problems that were left for the test; 0 in files from before this field existed."""
     num_repeated: int = 0

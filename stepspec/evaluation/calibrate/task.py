@@ -26,7 +26,7 @@ from stepspec.evaluation.calibrate.calibration import (
 )
 from stepspec.evaluation.calibrate.folder import RESULTS, begin
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
-from stepspec.evaluation.calibrate.words import sentences
+from stepspec.evaluation.calibrate.words import prospects, sentences
 from stepspec.evaluation.records import compared_models
 from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
 from stepspec.evaluation.run import Executor, load_problems
@@ -164,7 +164,7 @@ async def calibrate(
         UsageError: the folder holds another calibration, or there are too few problems.
         StepSpecError: an engine or the disk failed; finished rows are stored.
     """
-    num_to_record(task, sizes)
+    watcher.say(prospects(len(task.problems) - num_to_record(task, sizes), task.identity.confidence))
     begin(folder, task.identity)
     outcome = await Calibration(task, folder, budget, watcher, executor, sizes).run()
     results = Calibrated(
@@ -172,6 +172,8 @@ async def calibrate(
         identity=task.identity,
         engines=dict(task.models.records),
         num_recorded=outcome.plan.num_recorded,
+        draft_accuracy=outcome.alone and outcome.alone[0],
+        recorded_target_accuracy=outcome.alone and outcome.alone[1],
         num_for_test=len(task.problems) - outcome.plan.num_recorded,
         num_repeated=task.num_repeated,
         num_refused=outcome.num_refused,

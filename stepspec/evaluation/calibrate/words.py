@@ -1,5 +1,8 @@
 """Says in sentences what a calibration found, for the terminal, reports and those who use the setting."""
 
+import math
+from statistics import NormalDist
+
 from stepspec.evaluation.calibrate.records import Calibrated, Tested
 from stepspec.evaluation.report.cells import joined, times
 
@@ -7,6 +10,22 @@ FEW = 0.5
 """A share of accepted steps below this one of the predicted share raises doubts."""
 MAX_NEEDED = 1_000_000
 """Larger numbers of problems are as good as impossible."""
+
+
+TYPICAL_CHANGE = 0.15
+"""Share of the problems that a policy typically answers otherwise than the target."""
+
+
+def prospects(num_problems: int, confidence: float) -> str:
+    """Return what a test on so many problems can show, and how many problems a limit of 1, 2 or 5 points takes."""
+    quantile = NormalDist().inv_cdf(confidence)
+    margin = quantile * math.sqrt(TYPICAL_CHANGE / max(1, num_problems))
+    needed = [f"{math.ceil(TYPICAL_CHANGE * (quantile / limit) ** 2):,}" for limit in (0.01, 0.02, 0.05)]
+    return (
+        f"For a policy that answers {TYPICAL_CHANGE:.0%} of the problems otherwise, {num_problems:,} problems put the "
+        f"bound of the loss {100 * margin:.1f} points above the loss itself. Without a loss, a limit of 1, 2 or 5 "
+        f"points takes about {needed[0]}, {needed[1]} or {needed[2]} problems."
+    )
 
 
 def sentences(results: Calibrated) -> list[str]:
@@ -48,6 +67,11 @@ def sentences(results: Calibrated) -> list[str]:
     if chosen.target_accuracy in (0.0, 1.0):
         always = "all" if chosen.target_accuracy else "none"
         said.append(f"The target solves {always} of these problems, so they say little about others.")
+    if (alone := results.draft_accuracy) is not None and alone >= (results.recorded_target_accuracy or 0.0):
+        said.append(
+            f"The draft alone is right on {alone:.1%} of the {results.num_recorded:,} recorded problems and the target "
+            f"on {results.recorded_target_accuracy:.1%}: the policy 'draft' may be all that you need."
+        )
     if results.num_repeated:
         said.append(f"{results.num_repeated:,} problems are left out: another one has the same question.")
     if results.num_refused:

@@ -42,7 +42,7 @@ from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, policy_of, read_run, read_summary
-from stepspec.loop.calibrated import CalibratedSetting, setting_at, settings_of, store, untuned
+from stepspec.loop.calibrated import CalibratedSetting, others_from, setting_at, settings_of, store, untuned
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.result import Done
 
@@ -128,6 +128,23 @@ def test_a_calibration_says_what_it_can_show() -> None:
         "For a policy that answers 15% of the problems otherwise, 360 problems put the bound of the loss 3.4 points "
         "above the loss itself. Without a loss, a limit of 1, 2 or 5 points takes about 4,059, 1,015 or 163 problems."
     )
+
+
+def test_several_certificates_from_the_same_problems_are_counted(
+    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    _, results, setting = found
+    identity, policy = results.identity, load_policy("two-level")[0]
+    for number in range(9):
+        store(setting.model_copy(update={"temperature": number / 10}), "two-level", identity.pair)
+    other = setting.certificate and setting.certificate.model_copy(update={"data_sha256": "0" * 64})
+    store(setting.model_copy(update={"certificate": other}), "two-level", "1" * 16)
+    assert others_from(identity.data_sha256, identity.pair, policy, 0.0) == 8, "the one that is replaced is none"
+    assert others_from(identity.data_sha256, identity.pair, policy, 2.0) == 9
+    said = " ".join(sentences(results.model_copy(update={"num_certificates": 10})))
+    assert "one of 10 certificates from these problems. With a probability of up to 40%" in said
+    assert "certificates from these" not in " ".join(results.sentences)
 
 
 def test_a_draft_that_is_as_good_as_the_target_is_named(found: Found) -> None:

@@ -80,6 +80,18 @@ def untuned(policy: Policy) -> str | None:
     return None if other is None else f"Thresholds were tuned for {other.pair}. {NEXT_STEP}"
 
 
+def others_from(data_sha256: str, pair: str, policy: Policy, temperature: float) -> int:
+    """Return how many of the user's certificates come from the same problems, without the one that this replaces."""
+    found = [(file.parent.name, _read(file)) for file in user_folder().glob("*/*.json")]
+    own = pair, policy.settings_sha256, temperature
+    return sum(
+        each.certificate is not None
+        and each.certificate.data_sha256 == data_sha256
+        and (folder, each.policy_sha256, each.temperature) != own
+        for folder, each in found
+    )
+
+
 def user_folder() -> Path:
     """Return the folder of the user's calibrated settings. It may not exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "stepspec" / FOLDER

@@ -121,6 +121,8 @@ class Calibrated(Conditions):
     chosen: str
     """Name of the setting that is stored for the models."""
     certified: bool
+    num_certificates: int = 1
+    """Certificates of this machine that come from the same problems, with this one."""
     pays: bool = True
     """Whether the draft proposes steps with the chosen setting; always in files from before this field existed."""
     speed: Speed | None

@@ -31,7 +31,7 @@ from stepspec.evaluation.records import compared_models
 from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
 from stepspec.evaluation.run import Executor, load_problems
 from stepspec.evaluation.run.conditions import current_conditions, engine_records
-from stepspec.loop.calibrated import CalibratedSetting
+from stepspec.loop.calibrated import CalibratedSetting, others_from
 from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
@@ -167,6 +167,7 @@ async def calibrate(
     watcher.say(prospects(len(task.problems) - num_to_record(task, sizes), task.identity.confidence))
     begin(folder, task.identity)
     outcome = await Calibration(task, folder, budget, watcher, executor, sizes).run()
+    identity, policy = task.identity, Policy.model_validate(tomllib.loads(task.identity.policy))
     results = Calibrated(
         **dict(await executor.call(current_conditions)),
         identity=task.identity,
@@ -180,6 +181,7 @@ async def calibrate(
         path=list(outcome.tested),
         chosen=outcome.plan.path[outcome.chosen].name,
         certified=outcome.certified,
+        num_certificates=1 + others_from(identity.data_sha256, identity.pair, policy, identity.temperature),
         pays=outcome.pays(task.identity.max_loss),
         speed=outcome.speed,
         sentences=[],

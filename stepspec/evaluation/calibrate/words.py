@@ -47,6 +47,11 @@ def sentences(results: Calibrated) -> list[str]:
             f"Certified on {where}: this setting loses at most {limit} {what}, at {100 * identity.confidence:g}% "
             f"confidence ({chosen.num_problems:,} problems, upper bound {_points(chosen.loss_upper)})."
         )
+        if (number := results.num_certificates) > 1:
+            said.append(
+                f"It is one of {number:,} certificates from these problems. With a probability of up to "
+                f"{1 - identity.confidence**number:.0%}, at least one of them is wrong: use other problems."
+            )
     elif chosen.status != "not tested":
         said.append(
             f"Not certified: on {where}, {chosen.num_problems:,} problems do not show that this setting, the most "

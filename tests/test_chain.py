@@ -322,8 +322,8 @@ def test_the_first_step_of_a_session_may_take_what_the_target_takes_twice_for_th
     runner = asyncio.Runner(loop_factory=VirtualLoop)
     with runner, patch.object(time, "perf_counter", runner.get_loop().time):
         result = runner.run(played()).result
-    if is_known and draft_s > 2 * token_s * 512:
-        assume(draft_s > 2 * token_s * 520)  # the draft reads the prompt too
+    if draft_s > 2 * token_s * 512:
+        assume(draft_s > 5 * token_s * 520)  # the draft reads the prompt too, and a pass takes longer than a token
         assert (result.counts.steps_proposed, result.not_proposed) == (0, "the draft was too slow")
         return
     assert result.steps[0].origin == "draft"

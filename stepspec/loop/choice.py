@@ -49,12 +49,14 @@ class StepChoice:
 
     Attributes:
         costs: what chains cost.
+        first_token_s: seconds in which the target wrote one token, before anything else was known.
         why: why the latest request that asked should not speculate.
     """
 
     def __init__(self, max_overhead: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._max_overhead, self._clock = max_overhead, clock
         self.costs = ChainCosts()
+        self.first_token_s: float | None = None
         self.why: NotProposed = "max_overhead"
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
@@ -248,6 +250,11 @@ class StepChoice:
         nearest = min(known, key=lambda level: abs(level - self.level), default=None)
         return None if nearest is None else self._levels[nearest].target_s.value
 
+    @property
+    def lacks_target(self) -> bool:
+        """Whether nothing is known about the target's speed, by which the draft's is limited."""
+        return self._max_overhead is not None and self._target_s is None and self.first_token_s is None
+
     def continues(self, num_tokens: int) -> bool:
         """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by
         the times of both models."""
@@ -262,7 +269,7 @@ class StepChoice:
             num_unread: tokens that it reads first.
             longest: most tokens of a step. Before the first one is written, it may have as many.
         """
-        step_tokens, target_s = self.costs.step_tokens, self._target_s
+        step_tokens, target_s = self.costs.step_tokens, self._target_s or self.first_token_s
         if self._max_overhead is None or target_s is None:
             return None
         num_tokens = (step_tokens.value if step_tokens.weight else longest) + num_unread / READ_TOKENS

@@ -50,6 +50,8 @@ class StepLoop:
             if len(transcript.steps) < request.policy.first_target_steps:
                 await self.committer.write_step()
             elif request.choice.speculates(request):
+                if request.choice.lacks_target:
+                    await self.target.measure()
                 request.not_proposed = None
                 return True
             else:

@@ -54,6 +54,18 @@ class TargetWriter:
         self._request.record.verified(found, first=False)
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
+    async def measure(self) -> None:
+        """Measure the target's speed, by a token that is not committed."""
+        request, since = self._request, time.perf_counter()
+        call = Generate(request.transcript.buffer, request.sampling, Stop(1))
+        with request.record.time("target"):
+            async with cut_off(request.limits.deadline):
+                chunk = await collect(request.target.generate(call))
+                request.record.called(chunk)
+                request.record.generated(len(chunk.ids))
+                request.record.discarded(len(chunk.ids))
+                request.choice.first_token_s = time.perf_counter() - since
+
     async def wait_for_reader(self) -> float:
         """Wait while the caller has too many events to read. Return the seconds."""
         request = self._request

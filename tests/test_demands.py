@@ -390,8 +390,9 @@ async def test_contradictory_options_are_refused() -> None:
 
 async def test_a_draft_s_call_is_rejected_without_a_judge_and_the_target_writes_its_own() -> None:
     """Without separate thinking, a step may be a tool call."""
-    pair = pair_of([f"{CALL}<|end|>"], [ONE, Opinion(CALL, rating="9")], [ONE, ONE, f"{CALL}<|end|>"], tags=False)
-    spec = StepSpec(policy="two-level", pair=pair)  # the first token measures the target
+    # The first token of the target only measures it.
+    pair = pair_of([ONE, f"{CALL}<|end|>"], [ONE, Opinion(CALL, rating="9")], [ONE, f"{CALL}<|end|>"], tags=False)
+    spec = StepSpec(policy="two-level", pair=pair)
     events = [event async for event in spec.stream("Please.", tools=[ADD])]
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert [(step.origin, step.num_from_draft) for step in steps] == [("draft", 4), ("target", 0)]

@@ -29,7 +29,9 @@ def table_of(text: str) -> list[tuple[list[str], list[str]]]:
 
 LAYERS = table_of((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
 DEPTH = {part: len(LAYERS) - number for number, (parts, _) in enumerate(LAYERS) for part in parts}
-OWNERS = {library: parts for parts, libraries in LAYERS for library in libraries}
+OWNERS = {
+    library: [part for parts, own in LAYERS if library in own for part in parts] for _, own in LAYERS for library in own
+}
 
 HEAVY = ["torch", "transformers", "vllm", "langchain_core", "fastapi", "numpy", "scipy", "matplotlib", "httpx"]
 HEAVY += ["opentelemetry", "llguidance", "uvicorn"]
@@ -284,6 +286,7 @@ ALLOWED = {
     "_is_vnni_supported": "torch: whether the CPU multiplies whole numbers without overflow",
     "_convert_weight_to_int4pack_for_cpu": "torch: packs a weight in 4 bits",
     "_weight_int4pack_mm_for_cpu": "torch: multiplies with a weight in 4 bits",
+    "_aclassify": "langchain: whether a decision model has an asynchronous method of its own",
     "_attn_implementation": "transformers: the attention that a configuration selects",
 }
 """Attributes with an underscore of objects that are not stepspec's, and why they are used."""

@@ -146,11 +146,11 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
     [
         (
             HEAD + '[[judges]]\nkind = "ratin"',
-            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'arithmetic', 'draft-conf",
+            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'arithmetic', 'decision', ",
         ),
         (
             HEAD + "[[judges]]\nthreshold = 3",
-            "judges.0 needs a kind. Known: 'always', 'arithmetic', 'draft-confidence', ",
+            "judges.0 needs a kind. Known: 'always', 'arithmetic', 'decision', 'draft-confidence', ",
         ),
         (HEAD + RATING + 'prompt = "shrt"', "no rating prompt 'shrt'. Did you mean 'short'?"),
         (

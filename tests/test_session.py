@@ -345,11 +345,11 @@ async def test_a_judge_that_raises_shows_in_the_result(caplog: pytest.LogCapture
     async with StepSpec(policy=policy) as spec:
         note = (await spec.generate(EMBEDDED_QUESTION, max_tokens=40)).note
     assert note is not None
-    count = re.search(r"The judge broken failed at (\d+) steps, which rejects them\.", note)
+    count = re.search(r"The judge broken failed at (\d+) steps and did not accept them\.", note)
     assert count
     assert int(count[1]) > 0
     logged = [each.getMessage() for each in caplog.records]
-    assert logged == ["The judge broken failed, which rejects the step: RuntimeError: out of order"]
+    assert logged == ["The judge broken failed and did not accept the step: RuntimeError: out of order"]
 
 
 async def test_a_session_does_not_close_a_given_pair() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepspec.api.pairs import EMBEDDED_NAME, pair_specs
 from stepspec.api.scope import FILE as SCOPE_FILE
@@ -23,6 +23,12 @@ from stepspec.engines.protocol import Engine
 from stepspec.errors import ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.certificate import by_role
+
+if TYPE_CHECKING:
+    from langchain_core.decisions import BaseDecisionModel
+
+JudgeSpecs: TypeAlias = Mapping[str, "str | BaseDecisionModel"]
+"""Judge models by name: their spec strings, or decision models themselves."""
 
 REMOTE = ("stepspec.engines.remote.replicas", "Replicas", "remote")
 ENGINES: Mapping[str, tuple[str, str, str]] = {
@@ -38,6 +44,7 @@ JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
     "torch": ("stepspec.engines.torch_engine.judge", "TorchJudge", "torch"),
     "http": REMOTE_JUDGE,
     "https": REMOTE_JUDGE,
+    "python": ("stepspec.engines.decision_model", "DecisionModel", "langchain"),
 }
 """Engine kinds of judge models, like `ENGINES`."""
 
@@ -145,7 +152,7 @@ def load_pair(
     pair: str | None = None,
     needs_draft: bool = True,
     notes: bool = True,
-    judges: Mapping[str, str] | None = None,
+    judges: JudgeSpecs | None = None,
     judge_names: Collection[str] = (),
 ) -> Pair:
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
@@ -164,7 +171,9 @@ def load_pair(
         needs_draft: whether a target without a draft is an error.
         notes: whether results get a note if the question is unlike the pair's training data. The note takes another
             pass over the prompt after the answer, so measurements turn it off.
-        judges: spec strings of judge models by name, `torch:FOLDER_OR_NAME` or a server address.
+        judges: judge models by name, each `torch:FOLDER_OR_NAME`, a server address, a decision model
+            (`langchain_core.decisions.BaseDecisionModel`), or `python:MODULE:NAME`, which names one or a function that
+            returns one.
         judge_names: names of judge models that policies need. A named pair may have them.
 
     Raises:
@@ -202,10 +211,10 @@ def check_models(
     *,
     pair: str | None = None,
     needs_draft: bool = True,
-    judges: Mapping[str, str] | None = None,
+    judges: JudgeSpecs | None = None,
     judge_names: Collection[str] = (),
-) -> tuple[ModelSpecs, Mapping[str, str]]:
-    """Check the models of a pair without loading them. Return them, and the spec strings of its judge models.
+) -> tuple[ModelSpecs, JudgeSpecs]:
+    """Check the models of a pair without loading them. Return them, and its judge models.
 
     Arguments are those of `load_pair`.
 
@@ -217,11 +226,13 @@ def check_models(
     models = choose_models(target, draft, pair)
     judge_specs = choose_judges(judges or {}, judge_names, models.folder)
     for spec in filter(None, (models.target, models.draft)):
-        check_spec(spec)
+        check_spec(spec, ENGINES)
         _engine_class(ENGINES, spec).check_options(_given(spec))
     for name, spec in judge_specs.items():
         check_judge_spec(name, spec)
-        _engine_class(JUDGE_ENGINES, spec)
+        engine = _engine_class(JUDGE_ENGINES, spec)
+        if _kind(spec) == "python":
+            engine.found(_given(spec))
     if models.draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
     return models, judge_specs
@@ -239,21 +250,21 @@ def close_now(*models: Any) -> None:
     thread.join()
 
 
-def choose_judges(given: Mapping[str, str], wanted: Collection[str], folder: Path | None) -> Mapping[str, str]:
-    """Return the spec strings of judge models: the given ones, and those of a named pair that are wanted.
+def choose_judges(given: JudgeSpecs, wanted: Collection[str], folder: Path | None) -> JudgeSpecs:
+    """Return the judge models to load: the given ones, and those of a named pair that are wanted.
 
     Args:
-        given: spec strings by name.
+        given: judge models by name.
         wanted: names of judge models that policies need.
         folder: folder of the named pair, if there is one.
     """
     own = [name for name in wanted if folder is not None and (folder / name / "config.json").exists()]
     specs = {name: f"torch:{folder}/{name}" for name in own} | dict(given)
-    return {name: with_kind(spec) for name, spec in specs.items()}
+    return {name: with_kind(spec) if isinstance(spec, str) else spec for name, spec in specs.items()}
 
 
-def load_judge(name: str, spec: str) -> JudgeModel:
-    """Load a judge model by its spec string; `name` is its name in policies.
+def load_judge(name: str, spec: Any) -> JudgeModel:
+    """Load a judge model by its spec string, or a decision model; `name` is its name in policies.
 
     Raises:
         UsageError: the spec string is invalid.
@@ -263,13 +274,13 @@ def load_judge(name: str, spec: str) -> JudgeModel:
     return _load(JUDGE_ENGINES, spec, None)
 
 
-def check_judge_spec(name: str, spec: str) -> None:
+def check_judge_spec(name: str, spec: Any) -> None:
     """Check the spec string of a judge model without loading the model. Errors are those of `check_spec`."""
-    check_spec(spec)
-    kind = spec.partition(":")[0]
-    if kind not in JUDGE_ENGINES:
-        unknown = unknown_name("engine of judge models", kind, JUDGE_ENGINES)
+    if isinstance(spec, str) and ":" in spec and _kind(spec) not in JUDGE_ENGINES:
+        unknown = unknown_name("engine of judge models", _kind(spec), JUDGE_ENGINES)
         raise UsageError(f"The judge model {name!r} is {spec!r}. {unknown}")
+    if isinstance(spec, str):
+        check_spec(spec, JUDGE_ENGINES)
 
 
 def with_kind(spec: str) -> str:
@@ -277,7 +288,7 @@ def with_kind(spec: str) -> str:
     return f"torch:{spec}" if os.path.isfile(os.path.join(spec.partition("?")[0], "config.json")) else spec
 
 
-def check_spec(spec: str) -> None:
+def check_spec(spec: str, engines: Mapping[str, Any]) -> None:
     """Check a spec string without loading the model.
 
     Raises:
@@ -287,35 +298,36 @@ def check_spec(spec: str) -> None:
     kind, separator, name = spec.partition(":")
     if not separator or not name:
         raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, such as torch:NAME, or a model's folder.")
-    if kind not in ENGINES:
-        raise UsageError(unknown_name("engine kind", kind, ENGINES))
+    if kind not in engines:
+        raise UsageError(unknown_name("engine kind", kind, engines))
     path = name.partition("?")[0]
     # Such a name cannot be on the Hub. transformers would still request it, and retry without a network.
-    is_place = ENGINES[kind] is not REMOTE and path.startswith(("/", "./", "../", "~"))
+    is_place = kind not in ("http", "https") and path.startswith(("/", "./", "../", "~"))
     noun, exists = ("file", Path.is_file) if path.endswith(".gguf") else ("folder", Path.is_dir)
     if is_place and not exists(Path(path)):
         raise ModelError(f"There is no {noun} {path} to load a model from.")
 
 
 def _load_engine(spec: str, title: str | None = None) -> Any:
-    check_spec(spec)
+    check_spec(spec, ENGINES)
     return _load(ENGINES, spec, title)
 
 
-def _engine_class(engines: Mapping[str, tuple[str, str, str]], spec: str) -> Any:
-    kind = spec.partition(":")[0]
-    module, name, extra = engines[kind]
-    with from_extra(extra, f"The {kind} engine"):
+def _kind(spec: Any) -> str:
+    return spec.partition(":")[0] if isinstance(spec, str) else "python"
+
+
+def _engine_class(engines: Mapping[str, tuple[str, str, str]], spec: Any) -> Any:
+    module, name, extra = engines[_kind(spec)]
+    with from_extra(extra, f"The {_kind(spec)} engine"):
         return getattr(importlib.import_module(module), name)
 
 
-def _load(engines: Mapping[str, tuple[str, str, str]], spec: str, title: str | None) -> Any:
-    kind = spec.partition(":")[0]
-    with from_extra(engines[kind][2], f"The {kind} engine"):
+def _load(engines: Mapping[str, tuple[str, str, str]], spec: Any, title: str | None) -> Any:
+    with from_extra(engines[_kind(spec)][2], f"The {_kind(spec)} engine"):
         return _engine_class(engines, spec).load(_given(spec), title=title)
 
 
-def _given(spec: str) -> str:
-    """Return what an engine gets of a spec string. The scheme is part of an address."""
-    kind, _, model = spec.partition(":")
-    return spec if kind in ("http", "https") else model
+def _given(spec: Any) -> Any:
+    """Return what an engine gets of a spec string, or a decision model. The scheme is part of an address."""
+    return spec if not isinstance(spec, str) or _kind(spec) in ("http", "https") else spec.partition(":")[2]

@@ -86,12 +86,13 @@ def _check_judging(policy: Policy, pair: Pair) -> None:
     for name, ability in policy.judge_models.items():
         model = pair.judges.get(name)
         if model is None:
+            form = "python:MODULE:NAME" if ability == "decide" else "torch:FOLDER or a server's address"
             raise UsageError(
-                f"The policy needs the judge model {name!r}. Name it with --judge {name}=torch:FOLDER or a server's "
-                f'address (judges={{"{name}": "torch:FOLDER"}} in Python).'
+                f"The policy needs the judge model {name!r}. Name it with --judge {name}={form} "
+                f'(judges={{"{name}": ...}} in Python).'
             )
         if ability not in model.abilities:
-            what = "reward steps" if ability == "reward" else "embed texts"
+            what = {"reward": "reward steps", "embed": "embed texts"}.get(ability, "answer questions")
             raise UsageError(f"The judge model {name!r}, {model.name}, does not {what}. Choose another model for it.")
     wanted = [(f"The judge {judge.name}", pair.target, judge.needs) for judge in policy.judges]
     wanted += [(f"The judge {judge.name}", pair.draft, judge.draft_needs) for judge in policy.judges]

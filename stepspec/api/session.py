@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from stepspec.api.models import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.models import NO_DRAFT, JudgeSpecs, Pair, close_now, load_pair
 from stepspec.api.policy_support import RETURNED, calibrated_for, fit_policy
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
@@ -122,7 +122,7 @@ class StepSpec:
         policy: str | Policy = "two-level",
         *,
         pair: Pair | str | None = None,
-        judges: Mapping[str, str] | None = None,
+        judges: JudgeSpecs | None = None,
         record: bool = False,
     ) -> None:
         """Create a session. If it loads the models, closing it frees them.
@@ -133,7 +133,7 @@ class StepSpec:
             policy: name of a policy or path of a policy file, with the thresholds that were calibrated for the pair; or
                 a `Policy`, with its own thresholds.
             pair: a loaded pair, or the name of one, instead of target and draft.
-            judges: spec strings of judge models by name. A loaded pair has its own.
+            judges: judge models by name, see `load_pair`. A loaded pair has its own.
             record: whether results have `judged_steps`: the draft's steps in family `score` with what was seen of them.
                 The draft then proposes every step, without the limit `max_overhead`.
 
@@ -369,7 +369,7 @@ class StepSpec:
                 "thinking=none in the address of the model."
             )
         notes += [
-            f"The judge {name} failed at {count} steps, which rejects them. The log has its first error."
+            f"The judge {name} failed at {count} steps and did not accept them. The log has its first error."
             for name, count in request.record.judge_failures.items()
         ]
         if request.transcript.buffer.num_moves:

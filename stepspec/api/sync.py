@@ -7,11 +7,11 @@ with SyncStepSpec() as spec:
     print(result.answer)
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any
 
-from stepspec.api.models import Pair
+from stepspec.api.models import JudgeSpecs, Pair
 from stepspec.api.session import StepSpec, check_open
 from stepspec.base.keywords import known_options
 from stepspec.base.loop_thread import LoopThread
@@ -32,7 +32,7 @@ class SyncStepSpec:
         policy: str | Policy = "two-level",
         *,
         pair: Pair | str | None = None,
-        judges: Mapping[str, str] | None = None,
+        judges: JudgeSpecs | None = None,
     ) -> None:
         self._spec = StepSpec(target, draft, policy, pair=pair, judges=judges)
         self._loop = LoopThread("stepspec")

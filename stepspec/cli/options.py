@@ -29,7 +29,8 @@ JudgeOption = Annotated[
     typer.Option(
         "--judge",
         metavar="NAME=MODEL",
-        help="A judge model that the policy names, as torch:FOLDER or http://HOST:PORT/v1#NAME; repeat it for several.",
+        help="A judge model that the policy names, as torch:FOLDER, http://HOST:PORT/v1#NAME or python:MODULE:NAME; "
+        "repeat it for several.",
     ),
 ]
 PolicyOption = Annotated[

@@ -11,9 +11,9 @@ from stepspec.errors import ModelError, UsageError
 MAX_QUESTIONS, MAX_STEPS = 256, 4096
 """Numbers of questions and of steps whose ids are kept."""
 
-JudgeAbility = Literal["reward", "embed", "forget"]
-"""What a judge model can do. `reward`: it gives a step a reward. `embed`: it embeds texts. `forget`: `forget` clears
-all caches, and groups are kept apart."""
+JudgeAbility = Literal["reward", "embed", "decide", "forget"]
+"""What a judge model can do. `reward`: it gives a step a reward. `embed`: it embeds texts. `decide`: it answers
+questions, see `stepspec.engines.decision_model`. `forget`: `forget` clears all caches, and groups are kept apart."""
 
 
 class JudgeModel(Protocol):

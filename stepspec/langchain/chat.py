@@ -23,6 +23,7 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
     adispatch_custom_event,
 )
+from langchain_core.decisions import BaseDecisionModel
 from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
@@ -130,8 +131,9 @@ class ChatStepSpec(BaseChatModel):
     """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. The default is the environment variable
     STEPSPEC_BASE_URL, unless `draft`, `judges`, `pair` or a spec string as `model` is given."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
-    judges: dict[str, str] | None = None
-    """Spec strings of judge models by name. Not allowed with `base_url` or a loaded pair, which has its own."""
+    judges: dict[str, str | BaseDecisionModel] | None = None
+    """Judge models by name, as in `stepspec.load_pair`. Not allowed with `base_url` or a loaded pair, which has its
+    own."""
     pair: Any = Field(default=None, exclude=True)
     """A loaded `stepspec.Pair`, or the name of a pair, instead of `model` and `draft`."""
 
@@ -501,7 +503,8 @@ class _ChatCall:
         retries = RETRIES if retries is None else retries
         connection = (chat.api_key, retries, timeout) if chat.base_url is not None else None
         pair = chat.pair if model == chat.model and draft == chat.draft else None
-        judges = tuple(sorted((chat.judges or {}).items()))
+        given = sorted((chat.judges or {}).items())
+        judges = tuple((name, spec if isinstance(spec, str) else id(spec)) for name, spec in given)
         key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), judges, known, connection)
         if key not in chat.sessions:
             if chat.base_url is not None:

@@ -1,11 +1,11 @@
 """Resources that all chat models share: loaded models, and the event loop thread for synchronous calls."""
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
-from stepspec.api.models import Pair, check_judge_spec, choose_judges, load_judge, load_pair
+from stepspec.api.models import JudgeSpecs, Pair, check_judge_spec, choose_judges, load_judge, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.judge_model import JudgeModel
@@ -19,14 +19,14 @@ def shared_pair(
     target: str | None,
     draft: str | None,
     name: str | None = None,
-    judges: Mapping[str, str] | None = None,
+    judges: JudgeSpecs | None = None,
     judge_names: Collection[str] = (),
 ) -> Pair:
     """Return the pair with these spec strings or this name, with judge models. Loading may take minutes.
 
     Args:
         target, draft, name: the models, as in `load_pair`. Pairs with the same models share them.
-        judges: spec strings of judge models by name. Pairs with the same judge models share them.
+        judges: judge models by name, see `load_pair`. Pairs with the same spec strings of judge models share them.
         judge_names: names of judge models that the policy needs. A named pair may have them.
 
     Raises:
@@ -41,9 +41,11 @@ def shared_pair(
             _pairs[key] = load_pair(target, draft, pair=name, needs_draft=False)
         specs = choose_judges(judges or {}, judge_names, _pairs[key].folder)
         for title, spec in specs.items():
-            if spec not in _judges:
+            if isinstance(spec, str) and spec not in _judges:
                 _judges[spec] = load_judge(title, spec)
-        models = {title: _judges[spec] for title, spec in specs.items()}
+        models = {
+            title: _judges[spec] if isinstance(spec, str) else load_judge(title, spec) for title, spec in specs.items()
+        }
         return replace(_pairs[key], judges=models) if models else _pairs[key]
 
 

@@ -115,6 +115,8 @@ class Judge(FileModel, ABC):
     """The families of policies that the judge is for. In `compare`, it sees the target's own step, and no pass."""
     model_needs: ClassVar[JudgeAbility | None] = None
     """What the judge needs of the judge model that its setting `model` names; None without such a model."""
+    without_score: ClassVar[Decision] = "reject"
+    """What follows if the judge has no score, fails or is too slow."""
 
     kind: Any
     """Selects this judge. A subclass narrows it to one literal."""
@@ -279,13 +281,13 @@ class Panel:
         """Names of the judges that ask a judge model."""
 
     async def judge(self, evidence: Evidence, verify: Verifier, deadline: float | None = None) -> Verdict:
-        """Return the verdict on a step. A step needs an acceptance; a rejection, or a judge without a score, rejects.
+        """Return the verdict on a step. A step needs an acceptance and no rejection.
 
         Args:
             evidence: the step, without the target's pass.
             verify: makes a pass of the target over the step, with probes. Judges share one pass. In a cascade, a judge
                 whose probe was not in it gets another, in which the target reads only the probe.
-            deadline: the request's deadline in the event loop's time. A judge that is still working then rejects.
+            deadline: the request's deadline in the event loop's time. A judge that is still working then has no score.
         """
         scores: dict[str, float | None] = {}
         decisions: list[Decision] = []
@@ -315,24 +317,24 @@ class Panel:
     async def _ask(
         self, judge: Judge, evidence: Evidence, deadline: float | None
     ) -> tuple[float | None, Decision, str | None]:
-        """Return a judge's score and decision, and its error. It rejects if it fails, is too slow or returns no
-        number."""
-        request_end = asyncio.timeout_at(deadline)
+        """Return a judge's score and decision, and its error. If it fails, is too slow or returns no number, the
+        decision is `without_score`."""
+        own_end, request_end = asyncio.timeout(self._deadline_s), asyncio.timeout_at(deadline)
         try:
-            async with asyncio.timeout(self._deadline_s), request_end:
+            async with own_end, request_end:
                 score = await judge.score(evidence)
             if score is None or math.isnan(score):
-                return None, "reject", None
+                return None, judge.without_score, None
             decision = judge.decide(score)
             if decision not in get_args(Decision):
                 raise ValueError(f"decide returned {decision!r}")
             return float(score), decision, None
         except Exception as raised:  # a judge may come from another package
-            if isinstance(raised, TimeoutError):
+            if own_end.expired() or request_end.expired():
                 error = None if request_end.expired() else f"no score in {self._deadline_s:g} s"
             else:
                 error = f"{type(raised).__name__}: {reason_of(raised)}"
-            return None, "reject", error
+            return None, judge.without_score, error
 
 
 def own_choices(ids: Sequence[int], seen: Verification | None) -> tuple[bool, ...] | None:

@@ -34,7 +34,8 @@ class StepTable(FileModel):
     """Seconds for the draft to write a step. A slower draft is not used for the rest of the request. With
     `max_overhead` the limit is lower where the target itself is faster."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step."""
+    """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step;
+    a judge `decision` is undecided."""
     abort_entropy: float | None = Field(default=None, gt=0)
     """Rejects a draft step whose last 16 tokens have a mean entropy above this, in nats, and aborts it where the draft
     delivers it in chunks."""

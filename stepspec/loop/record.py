@@ -187,5 +187,5 @@ class RequestRecord:
         self._ledger.add(judge_calls=num_calls)
         for name, error in verdict.errors.items():
             if name not in self.judge_failures:
-                logger.warning("The judge %s failed, which rejects the step: %s", name, error)
+                logger.warning("The judge %s failed and did not accept the step: %s", name, error)
             self.judge_failures[name] += 1

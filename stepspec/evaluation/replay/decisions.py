@@ -140,7 +140,7 @@ def decide(policy: Policy, step: JudgedStepRecord, scores: Mapping[str, float | 
             raise UsageError(f"The judge {judge.name} needs {needs}, which was not recorded of every step.")
         score = scores[judge.name]
         asks_target |= judge.asks_target
-        decisions.append("reject" if score is None else judge.decide(score))
+        decisions.append(judge.without_score if score is None else judge.decide(score))
         if policy.judging == "cascade" and decisions[-1] != "undecided":
             break
     if "accept" in decisions and "reject" not in decisions:

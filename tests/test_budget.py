@@ -69,7 +69,9 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     policy = strict()
     result = await StepSpec(policy=policy, pair=pair).generate(QUESTION)
     assert 0 < result.usage.wasted_tokens <= result.counts.committed + 2 * policy.step.max_step_tokens
-    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.abandoned
+    counts = result.counts
+    assert counts.discarded == 1, "the token that measures the target"
+    assert result.usage.wasted_tokens == counts.rejected + counts.abandoned + counts.discarded
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_client_that_disconnects_frees_the_engines(stream: bool, delay_s: floa
         thread.start()
         thread.join()
         wait_until_free(pair)
-        assert pair.draft.calls  # type: ignore[attr-defined]
+        assert pair.target.calls or pair.draft.calls  # type: ignore[attr-defined]
 
 
 # The stepspec client

@@ -284,6 +284,7 @@ class _Reader:
             policy=statistics["policy"],
             token_level_exact=statistics["token_level_exact"],
             note=statistics["note"],
+            uncovered=tuple(statistics.get("uncovered", ())),
             logprobs=self._logprobs,
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -244,18 +245,32 @@ def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
     assert tokens.notes(other, temperature=2.0) == [(("steps",), "Tokens.")]
 
 
-def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: Found) -> None:
-    folder, _, setting = found
-    run = read_run(folder / "tested")
-    setting = setting.model_copy(update={"steps": True})
-    record = PolicyRecord(text=load_policy("two-level")[1], sha256="0", kind="step", calibrated=setting)
-    run = run.model_copy(update={"policies": {**run.policies, "mine": record}, "temperature": 0.0})
-    typed = run.model_copy(update={"benchmark": "typed", "data_sha256": "0" * 64})
-    summary = read_summary(folder / "tested")
-    for each, is_named in (run, False), (typed, True):
-        warnings = findings(each, summary).warnings
-        assert ("mine: Certified for other problems (gsm-mini). Run `stepspec calibrate`." in warnings) is is_named
-        assert any(sentence.startswith("mine: Certified without max_overhead. ") for sentence in warnings)
+def test_a_run_says_what_its_calibration_does_not_cover(
+    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the terminal, in `run.json` and in the report, with the same words."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    _, results, setting = found
+    store(setting.model_copy(update={"steps": True}), "two-level", results.identity.pair)
+    overhead = "Certified without max_overhead. With 0.02 the models take turns in other places."
+    other = "Certified for other problems (gsm-mini). Run `stepspec calibrate`."
+    for name, expected in (("gsm-mini", [overhead]), ("typed", [other, overhead])):
+        folder = tmp_path / name
+        limits = ("--limit", "1", "--temperature", "0", "--max-tokens", "2000")
+        done = invoke("eval", name, *limits, "--policy", "two-level", "--output", folder)
+        assert done.exit_code == 0, done.output
+        run = read_run(folder)
+        assert [*run.policies["two-level"].notes] == expected
+        assert run.policies["target"].notes == ()
+        warnings = findings(run, read_summary(folder)).warnings
+        for note in expected:
+            assert f"two-level: {note}" in done.stderr
+            assert f"two-level: {note}" in warnings
+        assert run.identity() == run.model_copy(update={"policies": without_notes(run.policies)}).identity()
+
+
+def without_notes(policies: Mapping[str, PolicyRecord]) -> dict[str, PolicyRecord]:
+    return {name: each.model_copy(update={"notes": ()}) for name, each in policies.items()}
 
 
 def test_a_session_says_once_before_an_answer_that_its_certificate_does_not_hold(
@@ -287,6 +302,9 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting
             assert not isinstance(each, Done) or each.result.note is None
         await warm[0].aclose()
         assert len(caplog.messages) == 1
+        result = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
+        assert [*result.uncovered] == caplog.messages, "a result says it every time"
+        assert (await spec.generate(question, max_tokens=640)).uncovered == ()
         other = Pair(pair.draft, pair.draft, one_vocabulary=True)  # pyright: ignore
         swapped = StepSpec(pair=other)
         for _ in range(2):

@@ -164,9 +164,9 @@ class StepSpec:
         try:
             self.policy, note = fit_policy(wanted, self.pair)
             self._choice = StepChoice(None if record else self.policy.max_overhead)
-            self._calibrated, untuned = (), None
+            self._calibrated, self._untuned = (), None
             if not isinstance(policy, Policy):
-                self._calibrated, untuned = calibrated_for(wanted, self.pair.hash, self.pair.target.abilities)
+                self._calibrated, self._untuned = calibrated_for(wanted, self.pair.hash, self.pair.target.abilities)
             policies = {each.temperature: each.applied(self.policy) for each in self._calibrated}
             self._panels = {
                 temperature: (each, each.panel(self.pair.target.tokenizer))
@@ -176,7 +176,7 @@ class StepSpec:
             if self._owns_pair:
                 close_now(self.pair)
             raise
-        for each in filter(None, (note, untuned)):
+        for each in filter(None, (note, self._untuned)):
             logger.warning("%s", each)
 
     def __repr__(self) -> str:
@@ -317,11 +317,13 @@ class StepSpec:
         else:  # above every possible number of committed tokens, because the prompt takes part of it
             most = self.pair.target.max_context
         request = self._request(encoded, sampling, Ledger(most, {**spent, "queue": queue_s}))
-        self._warn(sampling)
+        uncovered = self._uncovered(sampling)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    result = replace(event.result, model=self.pair.target.name, policy=self.policy_name)
+                    result = replace(
+                        event.result, model=self.pair.target.name, policy=self.policy_name, uncovered=uncovered
+                    )
                     result = await self._with_logprobs(result, request)
                     yield Done(self._with_notes(result, note, request))
                 else:
@@ -381,20 +383,22 @@ class StepSpec:
         setting = setting_at(self._calibrated, temperature)
         return self._panels[None if setting is None else setting.temperature]
 
-    def _warn(self, sampling: Sampling) -> None:
-        """Warn of what a calibration does not cover in a request like this, once in a session for each setting."""
+    def _uncovered(self, sampling: Sampling) -> tuple[str, ...]:
+        """Return what a calibration does not cover in a request, and log it once in a session for each setting."""
         setting = setting_at(self._calibrated, sampling.temperature)
         if setting is None:
-            return
+            return () if self._untuned is None else (self._untuned,)
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
-        for settings, note in setting.notes(self.pair.by_role, None, **known):
+        notes = setting.notes(self.pair.by_role, None, **known)
+        for settings, note in notes:
             if not self._warned.issuperset(settings):  # a note has the request's values
                 self._warned.update(settings)
                 logger.warning("%s", note)
+        return tuple(note for _, note in notes)
 
     def _request(self, encoded: _Encoded, sampling: Sampling, ledger: Ledger) -> Request:
         target, toolbox, options = self.pair.target, encoded.toolbox, encoded.options

@@ -38,7 +38,7 @@ from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
+from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import closing_table, nodes_in_words
 from stepspec.evaluation.run import (
@@ -57,7 +57,6 @@ from stepspec.evaluation.run import (
     load_policies,
     load_problems,
 )
-from stepspec.loop.calibrated import CalibratedSetting, setting_at
 
 
 def main(
@@ -192,55 +191,27 @@ class _EvalPlan:
                 for name, (policy, _) in policies.items()
                 if name in fitted.policies
             }
-            calibrated = {name: settings for name, (settings, _) in found.items()}
-            untuned = [f"{name}: {note}" for name, (_, note) in found.items() if note is not None]
-            covered = await self._notes(executor, fitted.policies, calibrated, [setting for setting, _ in runs])
-            for note in [*fitted.notes, *untuned, *covered]:
+            about = self.name, self.benchmark, self.problems, fitted.policies
+            records = [
+                await executor.call(partial(conditions, *about, settings, calibrated=found)) for settings, _ in runs
+            ]
+            notes = [f"{name}: {note}" for run in records for name, each in run.policies.items() for note in each.notes]
+            for note in dict.fromkeys([*fitted.notes, *notes]):
                 print(printable(note), file=sys.stderr)
             with make_meter() as meter:
-                return [await self._run(executor, fitted.policies, calibrated, *each, meter) for each in runs]
-
-    async def _notes(
-        self,
-        executor: Executor,
-        policies: Mapping[str, LoadedPolicy],
-        calibrated: Mapping[str, Sequence[CalibratedSetting]],
-        settings: Sequence[RunSettings],
-    ) -> list[str]:
-        """Return a sentence for each policy whose calibration does not cover a setting."""
-        sampling = self.benchmark.sampling
-        models, template = await executor.call(lambda pair: (pair.by_role, pair.template_sha256))
-        notes = [
-            f"{name}: {note}"
-            for setting in settings
-            for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
-            for name, found in calibrated.items()
-            if (taken := setting_at(found, temperature)) is not None
-            for _, note in taken.notes(
-                models,
-                policies[name][0].max_overhead,
-                benchmark=self.name,
-                data_sha256=self.problems.sha256,
-                temperature=temperature,
-                top_p=sampling.top_p,
-                max_tokens=setting.max_tokens or self.benchmark.max_tokens,
-                template_sha256=template,
-                prompt_version=wording_version(self.benchmark),
-            )
-        ]
-        return list(dict.fromkeys(notes))
+                return [
+                    await self._run(executor, fitted.policies, run, keeping, meter)
+                    for run, (_, keeping) in zip(records, runs, strict=True)
+                ]
 
     async def _run(
         self,
         executor: Executor,
         policies: Mapping[str, LoadedPolicy],
-        calibrated: Mapping[str, Sequence[CalibratedSetting]],
-        setting: RunSettings,
+        run: RunRecord,
         keeping: Keeping,
         meter: Meter,
     ) -> tuple[Summary, RunRecord]:
-        about = partial(conditions, self.name, self.benchmark, self.problems, policies, setting, calibrated=calibrated)
-        run = await executor.call(about)
         meter.begin(keeping.folder.name)
         task = Evaluation(
             run,

@@ -96,6 +96,8 @@ class PolicyRecord(Record):
     existed."""
     calibrated: CalibratedSetting | None = None
     """What was calibrated for the models and the temperature; it counts before the text."""
+    notes: Annotated[tuple[str, ...], Strict(False)] = ()
+    """Sentences on what its calibration does not cover in the run."""
 
     @property
     def exact(self) -> bool:
@@ -195,7 +197,8 @@ class RunRecord(Record):
 
     def identity(self) -> dict[str, object]:
         """Return the fields that define a run: everything except where and when it ran."""
-        return self.model_dump(exclude={*Conditions.model_fields, "resumed", "busy"})
+        others: dict[str, Any] = dict.fromkeys((*Conditions.model_fields, "resumed", "busy"), True)
+        return self.model_dump(exclude={**others, "policies": {"__all__": {"notes"}}})
 
     @property
     def conditions(self) -> Conditions:

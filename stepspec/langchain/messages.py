@@ -175,6 +175,7 @@ def _metadata(result: Result, model: str | None) -> dict[str, Any]:
             "wall_s": result.times.wall,
             "limit": result.limit,
             "note": result.note,
+            "uncovered": list(result.uncovered),
         },
     }
 

@@ -104,6 +104,8 @@ class Result:
     note: str | None = None
     """Sentences, if the question is unlike the training data of a pair that stepspec provides, if a judge or a server
     failed, or if the model did not write the answer that it was asked for; else None."""
+    uncovered: tuple[str, ...] = ()
+    """Sentences on what the calibration of the policy does not cover in the request, such as another temperature."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
     token_rounds: TokenRounds | None = None

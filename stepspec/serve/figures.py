@@ -87,4 +87,5 @@ def _step_level(result: Result, policy: str) -> dict[str, Any]:
         "estimated_speedup": result.estimated_speedup,
         "token_level_exact": result.token_level_exact,
         "note": result.note,
+        "uncovered": result.uncovered,
     }

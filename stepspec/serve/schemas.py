@@ -166,6 +166,7 @@ class StepLevel(BaseModel):
     estimated_speedup: float | None
     token_level_exact: bool
     note: str | None = Field(description="What to know about the answer, such as a question unlike the training data.")
+    uncovered: list[str] = Field(description="What the policy's calibration does not cover in the request.")
 
 
 class Metrics(Exact):

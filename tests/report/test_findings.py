@@ -6,7 +6,6 @@ from test_tables import STEPSPEC, SUMMARY, TARGET
 
 from stepspec.evaluation.records import EngineRecord, Matched, PolicyRecord, Summary
 from stepspec.evaluation.report.findings import differing_conditions, findings
-from stepspec.loop.calibrated import CalibratedSetting
 
 MADE = make_run(2).run
 ALWAYS = PolicyRecord(text="", sha256="0", kind="step")
@@ -155,15 +154,6 @@ def test_with_missing_rows_the_difference_is_over_the_shared_problems() -> None:
 def test_lost_and_won_problems_are_named_with_the_problems_that_were_compared() -> None:
     details = " ".join(findings(RUN, summary("token", num_compared=1020)).details)
     assert "lost 30 and won 24 of 1,020 problems" in details
-
-
-def test_a_policy_that_cannot_be_read_becomes_a_warning() -> None:
-    setting = CalibratedSetting(policy_sha256="0" * 64, pair="the embedded pair", temperature=0.0)
-    for text in ("[certificate]\nmeasure =", "score = 3", f"a{'.a' * 100_000} = 1", f"a = {'[' * 100_000}"):
-        record = RUN.policies["two-level"].model_copy(update={"text": text, "calibrated": setting})
-        run = RUN.model_copy(update={"policies": {**RUN.policies, "two-level": record}})
-        warnings = findings(run, summary("two-level")).warnings
-        assert any(each.startswith("The policy 'two-level' of the run cannot be read: ") for each in warnings)
 
 
 def test_failed_requests_come_first_even_for_a_policy_without_rows() -> None:

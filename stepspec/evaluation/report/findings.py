@@ -3,11 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.errors import UsageError
-from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary, compared_models
+from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
-from stepspec.evaluation.runs import policy_of
 from stepspec.evaluation.stats import MatchedPolicy
 from stepspec.loop.result import NotProposed
 
@@ -211,7 +209,7 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     if summary.busy:
         yield summary.busy
     yield from _failures(run, summary)
-    yield from _certificates(run)
+    yield from (f"{name}: {note}" for name, policy in run.policies.items() for note in policy.notes)
     if summary.n < run.num_problems:
         yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
     yield from _too_few(summary)
@@ -228,21 +226,6 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
         )
     if run.commit is not None and run.commit.endswith("-dirty"):
         yield "The code had uncommitted changes."
-
-
-def _certificates(run: RunRecord) -> Iterable[str]:
-    """Yield sentences for each policy whose calibration is for other models, problems or settings."""
-    models = compared_models(run.engines)
-    names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
-    for name, policy in run.policies.items():
-        if policy.calibrated is not None:
-            try:
-                overhead = policy_of(run, name).max_overhead
-            except UsageError as error:
-                yield str(error)
-                continue
-            for _, note in policy.calibrated.notes(models, overhead, **{name: getattr(run, name) for name in names}):
-                yield f"{name}: {note}"
 
 
 def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from stepspec.api.models import Pair
 from stepspec.engines.protocol import Engine
@@ -41,7 +42,7 @@ def conditions(
     settings: RunSettings,
     pair: Pair,
     *,
-    calibrated: Mapping[str, Sequence[CalibratedSetting]] = MappingProxyType({}),
+    calibrated: Mapping[str, tuple[Sequence[CalibratedSetting], str | None]] = MappingProxyType({}),
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine.
 
@@ -52,30 +53,52 @@ def conditions(
         policies: the policies, fitted to the pair.
         settings: the user's settings.
         pair: the models.
-        calibrated: what was calibrated for these models, by policy.
+        calibrated: what was calibrated for these models, by policy, see `calibrated_for`.
     """
     sampling = benchmark.sampling
     temperature = settings.temperature if settings.temperature is not None else sampling.temperature
+    max_tokens = settings.max_tokens if settings.max_tokens is not None else benchmark.max_tokens
+    about: dict[str, Any] = {
+        "benchmark": name,
+        "data_sha256": problems.sha256,
+        "temperature": temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": max_tokens,
+        "template_sha256": pair.template_sha256,
+        "prompt_version": wording_version(benchmark),
+    }
+
+    def record(policy: Policy, text: str, found: tuple[Sequence[CalibratedSetting], str | None]) -> PolicyRecord:
+        setting, notes = setting_at(found[0], temperature), list(filter(None, [found[1]]))
+        if setting is not None:
+            notes += [note for _, note in setting.notes(pair.by_role, policy.max_overhead, **about)]
+            policy = setting.applied(policy)
+        return PolicyRecord(
+            text=text,
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            token_level_exact=policy.token_level_exact,
+            step_level_exact=policy.step_level_exact,
+            kind=policy.kind(pair.target.own_speculation),
+            drafter=policy.token.drafter,
+            judges=tuple(judge.name for judge in policy.judges),
+            calibrated=setting,
+            notes=tuple(notes),
+        )
+
     return RunRecord(
-        benchmark=name,
-        data_sha256=problems.sha256,
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
-        prompt_version=wording_version(benchmark),
         policies={
-            name: _policy_record(policy, text, pair.target, setting_at(calibrated.get(name, ()), temperature))
-            for name, (policy, text) in policies.items()
+            name: record(policy, text, calibrated.get(name, ((), None))) for name, (policy, text) in policies.items()
         },
         engines=engine_records(pair),
         pair=pair.hash,
-        temperature=temperature,
-        top_p=sampling.top_p,
-        max_tokens=settings.max_tokens if settings.max_tokens is not None else benchmark.max_tokens,
         seed=settings.seed,
         concurrency=settings.concurrency,
         grader=benchmark.grader,
         last_number=benchmark.last_number,
         num_repeats=settings.num_repeats if settings.num_repeats is not None else benchmark.default_repeats,
+        **{key: value for key, value in about.items() if key != "template_sha256"},
         **dict(current_conditions(pair)),
     )
 
@@ -94,18 +117,3 @@ def engine_records(pair: Pair) -> dict[str, EngineRecord | None]:
     return models | {
         f"judge {name}": EngineRecord.model_validate(judge.describe()) for name, judge in pair.judges.items()
     }
-
-
-def _policy_record(policy: Policy, text: str, target: Engine, setting: CalibratedSetting | None) -> PolicyRecord:
-    policy = policy if setting is None else setting.applied(policy)
-    sha256 = hashlib.sha256(text.encode()).hexdigest()
-    return PolicyRecord(
-        text=text,
-        sha256=sha256,
-        token_level_exact=policy.token_level_exact,
-        step_level_exact=policy.step_level_exact,
-        kind=policy.kind(target.own_speculation),
-        drafter=policy.token.drafter,
-        judges=tuple(judge.name for judge in policy.judges),
-        calibrated=setting,
-    )

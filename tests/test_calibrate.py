@@ -126,7 +126,7 @@ def test_settings_are_found_by_policy_models_and_temperature(
 
 def test_a_calibration_says_what_it_can_show() -> None:
     assert prospects(360, 0.95) == (
-        "For a policy that answers 15% of the problems otherwise, 360 problems put the bound of the loss 3.4 points "
+        "For a policy that answers 15% of the problems differently, 360 problems put the bound of the loss 3.4 points "
         "above the loss itself. Without a loss, a limit of 1, 2 or 5 points takes about 4,059, 1,015 or 163 problems."
     )
 

@@ -13,7 +13,7 @@ MAX_NEEDED = 1_000_000
 
 
 TYPICAL_CHANGE = 0.15
-"""Share of the problems that a policy typically answers otherwise than the target."""
+"""Share of the problems that a policy typically answers differently from the target."""
 
 
 def prospects(num_problems: int, confidence: float) -> str:
@@ -22,8 +22,8 @@ def prospects(num_problems: int, confidence: float) -> str:
     margin = quantile * math.sqrt(TYPICAL_CHANGE / max(1, num_problems))
     needed = [f"{math.ceil(TYPICAL_CHANGE * (quantile / limit) ** 2):,}" for limit in (0.01, 0.02, 0.05)]
     return (
-        f"For a policy that answers {TYPICAL_CHANGE:.0%} of the problems otherwise, {num_problems:,} problems put the "
-        f"bound of the loss {100 * margin:.1f} points above the loss itself. Without a loss, a limit of 1, 2 or 5 "
+        f"For a policy that answers {TYPICAL_CHANGE:.0%} of the problems differently, {num_problems:,} problems put "
+        f"the bound of the loss {100 * margin:.1f} points above the loss itself. Without a loss, a limit of 1, 2 or 5 "
         f"points takes about {needed[0]}, {needed[1]} or {needed[2]} problems."
     )
 

@@ -5,6 +5,7 @@ import json
 import random
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,22 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting
         assert caplog.messages.count("Tokens.") == 1
     finally:
         await pair.aclose()
+
+
+def test_a_certified_setting_is_not_replaced_by_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded pair has one. Too few problems certify nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("stepspec.cli.calibrate.calibrate", partial(calibrate, sizes=SMALL))
+    limits = ("--max-problems", "12", "--max-tokens", "640", "--output", tmp_path / "run")
+    done = invoke("calibrate", "gsm-mini", "--split", "calibration", "--temperature", "0", *limits)
+    assert done.exit_code == 0, done.output
+    results = Calibrated.model_validate_json((tmp_path / "run" / "calibration.json").read_bytes())
+    assert not results.certified
+    stored = [*tmp_path.glob("stepspec/thresholds/*/*.json")]
+    assert bool(stored) is not results.pays
+    assert ("Not stored, because these models have a certified setting" in done.output) is results.pays
 
 
 def test_a_finished_calibration_is_not_run_again(found: Found) -> None:

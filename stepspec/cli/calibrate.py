@@ -45,7 +45,7 @@ from stepspec.evaluation.calibrate import (
 from stepspec.evaluation.calibrate.task import calibration_split
 from stepspec.evaluation.report.calibration import calibration_table
 from stepspec.evaluation.run import Executor, load_benchmark
-from stepspec.loop.calibrated import CalibratedSetting, store, user_folder
+from stepspec.loop.calibrated import CalibratedSetting, settings_of, store, user_folder
 from stepspec.loop.policy import load_policy
 
 DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
@@ -132,11 +132,17 @@ def main(
         resumable(folder, chosen_by_us=output is None),
     ):
         results, setting = asyncio.run(run(executor))
-    file = store(setting, find_data_file("policies", policy).stem, results.identity.pair)
+    pair = results.identity.pair
+    there = next((each for each in settings_of(wanted, pair) if each.temperature == setting.temperature), None)
+    keeps = setting.steps and setting.certificate is None and there is not None and there.certificate is not None
     _print_results(results)
     given = {"--target": target, "--draft": draft, "--pair": pair}
     models = [word for option, value in given.items() if value is not None for word in (option, value)]
-    print(f"Stored for these models in {file}; the runs are in {folder}.")
+    if keeps:
+        print(f"Not stored, because these models have a certified setting, which stays; the runs are in {folder}.")
+    else:
+        file = store(setting, find_data_file("policies", policy).stem, pair)
+        print(f"Stored for these models in {file}; the runs are in {folder}.")
     undecided = [each for each in results.path if each.status in ("unknown", "not tested")]
     if seconds is not None and undecided and undecided[0].num_problems < results.num_for_test:
         words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if output is None else [])]

@@ -200,7 +200,7 @@ def figures(result: Result) -> str:
     if result.finish_reason == "length":
         parts.append(f"cut short by {result.limit or 'a stop string'}")
     if counts.wasted:
-        parts.append(f"{counts.wasted:,} tokens wasted")
+        parts.append(f"{counts.wasted:,} {'token' if counts.wasted == 1 else 'tokens'} wasted")
     return " · ".join(parts)
 
 

@@ -65,6 +65,10 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "torch_engine/test_constraint.py::test_what_the_grammar_cannot_hold_is_rejected": {
         "schema-number": ("(abs(number) < 2**62 and float(number) == number)", "abs(number) < 2**62"),
     },
+    "test_hostile_drafts.py::test_no_token_of_an_answer_is_the_draft_s_alone": {
+        "relaxed-answer": ("first_own = 0 if opens_call or answers", "first_own = 0 if opens_call"),
+        "relaxed-last": ("if held.ids and not step.num_written:", "if held.ids and step.num_written < 0:"),
+    },
     # Steps: judges, salvage, counts and limits
     "test_judges.py::test_a_step_is_accepted_from_the_threshold_on": {
         "threshold": ("if score >= self.threshold:", "if score > self.threshold:"),

@@ -130,8 +130,8 @@ def test_a_loaded_pair_reports_its_context_length(spec: StepSpec) -> None:
 async def test_a_text_without_an_end_is_cut_at_the_deadline(spec: StepSpec, policy: str) -> None:
     no_end = dict.fromkeys(spec.pair.target.tokenizer.end_ids, -100.0)
     since, session = time.perf_counter(), StepSpec(policy=policy, pair=spec.pair)
-    result = await session.generate(QUESTION, sampling={"logit_bias": no_end}, deadline_s=0.5)
-    assert 0.5 <= time.perf_counter() - since < 1.5
+    result = await session.generate(QUESTION, sampling={"logit_bias": no_end}, deadline_s=1.0)
+    assert 1.0 <= time.perf_counter() - since < 2.0
     assert (result.finish_reason, result.limit) == ("length", "deadline")
     assert result.counts.committed > 10
     result.counts.check()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepspec.evaluation.stats import MIN_CLASS, area_alone, auc, reliability, risks, wilson
+from stepspec.evaluation.stats import MIN_CLASS, auc, reliability, wilson
+from stepspec.evaluation.stats.judge_scores import area_alone, risks
 
 RNG = np.random.default_rng
 ROUNDING = 1e-12

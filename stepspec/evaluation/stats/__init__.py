@@ -16,15 +16,7 @@ from stepspec.base.extras import from_extra
 with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.stats.answers import Answered
     from stepspec.evaluation.stats.intervals import Interval, wilson, z_value
-    from stepspec.evaluation.stats.judge_scores import (
-        MIN_CLASS,
-        Area,
-        Bin,
-        area_alone,
-        auc,
-        reliability,
-        risks,
-    )
+    from stepspec.evaluation.stats.judge_scores import MIN_CLASS, Area, Bin, auc, reliability
     from stepspec.evaluation.stats.matched import MatchedPolicy, corrected_confidence, fastest
     from stepspec.evaluation.stats.paired import Paired, mcnemar_p
     from stepspec.evaluation.stats.products import Powers, Ratio, products_of_sums
@@ -59,8 +51,6 @@ __all__ = [
     "Area",
     "Bin",
     "reliability",
-    "area_alone",
     "auc",
-    "risks",
     "quantile_interval",
 ]

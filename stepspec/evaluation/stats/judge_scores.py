@@ -68,21 +68,16 @@ def area_alone(scores: ArrayLike, outcomes: ArrayLike) -> float | None:
     return float(good @ _beaten(score, good)[0] / good.sum()) if 0 < good.sum() < len(good) else None
 
 
-def auc(
-    scores: ArrayLike,
-    outcomes: ArrayLike,
-    problems: ArrayLike,
-    confidence: float = 0.95,
-    min_class: int = MIN_CLASS,
-) -> Area:
+def auc(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, min_class: int = MIN_CLASS) -> Area:
     """Return the probability that a good step scores above a bad one, with ties as half, if there are enough problems.
 
     The variance is DeLong's, summed by problem (N. A. Obuchowski, Biometrics 53, 1997, 567-578). The interval is
     symmetric in the log odds and uses Student's t of the smaller class. A step whose outcome is a probability belongs
-    to both classes, in these shares, and a problem counts in a class as its step with the largest share does.
+    to both classes, in these shares, and a problem counts in a class as their sum, at most once.
     """
     score, good, problem = _aligned(scores, outcomes, problems)
-    sizes = {"good": _num_problems(good, problem), "bad": _num_problems(1 - good, problem)}
+    counts = (np.bincount(problem, weights=each) for each in (good, 1 - good))
+    sizes = dict(zip(("good", "bad"), (float(np.minimum(each, 1).sum()) for each in counts), strict=True))
     smaller = min(sizes, key=lambda name: sizes[name])
     if (n := sizes[smaller]) < min_class:
         return Area(why=f"{n:.4g} of the problems have a {smaller} outcome, and an area needs at least {min_class}")
@@ -93,7 +88,7 @@ def auc(
     parts: Floats = good * (beats - area) / good.sum() + (1 - good) * (loses - area) / (1 - good).sum()
     by_problem: Floats = np.bincount(problem, weights=parts).astype(np.float64)
     error = sqrt(n / (n - 1) * float((by_problem**2).sum())) / (area * (1 - area))
-    half = z_value(confidence) / sqrt(spread_known(confidence, n)) * error
+    half = z_value(0.95) / sqrt(spread_known(0.95, n)) * error
     low, high = scipy_special.expit(scipy_special.logit(area) + np.array([-half, half])).tolist()
     return Area(area, (low, high))
 
@@ -108,13 +103,6 @@ def risks(scores: ArrayLike, outcomes: ArrayLike) -> Floats:
     _, place, counts = np.unique(-score, return_inverse=True, return_counts=True)
     bad = np.bincount(place, weights=1 - good) / counts
     return np.cumsum(np.repeat(bad, counts)) / np.arange(1, len(score) + 1)
-
-
-def _num_problems(shares: Floats, problem: NDArray[np.intp]) -> float:
-    """Return the sum over problems of the largest share, for shares of 0 and 1 the number of problems with a 1."""
-    largest = np.zeros(len(problem))
-    np.maximum.at(largest, problem, shares)
-    return float(largest.sum())
 
 
 def _beaten(score: Floats, good: Floats) -> tuple[Floats, Floats]:

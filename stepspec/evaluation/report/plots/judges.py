@@ -59,6 +59,15 @@ def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
     return points
 
 
+def risk_plot(key: str, risks: Mapping[str, Mapping[int, float]]) -> Plot:
+    """Return a plot of the share of wrong steps among the accepted ones by the percentage accepted, for each judge."""
+    points = {name: [(at, (100 * risk, None)) for at, risk in each.items()] for name, each in risks.items() if each}
+    with canvas() as chart:
+        chart.lines("wrong, %", points, series([*risks]), lambda name, at, risk: f"{name}, {at}%: {risk:.1f}% wrong")
+        chart.axes.set_xlabel("accepted, %")
+        return chart.plot(key, "Risk by coverage", "The share of wrong steps among those with the highest scores.")
+
+
 def _draw_shares(chart: Canvas, points: Sequence[tuple[float, Share]], name: str, legend: str) -> None:
     indices, shares = zip(*points, strict=True)
     low, high = zip(*(share.interval() for share in shares), strict=True)

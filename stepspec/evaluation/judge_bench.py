@@ -7,7 +7,7 @@ made, so a run that was stopped continues where it stopped.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, product
 from pathlib import Path
@@ -200,7 +200,9 @@ async def judge_steps(
     """
     panels = {name: Panel([judge], pair.target.tokenizer) for name, judge in judges.items()}
     found: dict[str, list[tuple[Judgement, float, str]]] = {name: [] for name in judges}
-    stored, errors, done, total = _stored(file), dict[str, str](), 0, sum(len(each.judged) for each in solutions)
+    errors, done, total = dict[str, str](), 0, sum(len(each.judged) for each in solutions)
+    stored = {each.key: each for each in _stored(file)}
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as output:
         output.write("\n")  # a killed process may have left an incomplete line
         for solution in solutions:
@@ -282,15 +284,11 @@ def _key(pair: Pair, judge: Judge, solution: LabelledSolution, index: int) -> st
     return hashlib.sha256(json.dumps([repr(pair.by_role), settings, steps]).encode()).hexdigest()[:24]
 
 
-def _stored(file: Path) -> dict[str, Judgement]:
-    """Return the judgements of a file by key. Other lines are ignored."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Judgement] = {}
+def _stored(file: Path) -> Iterator[Judgement]:
+    """Yield the judgements of a file. Other lines are ignored."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
         with suppress(ValidationError):
-            judgement = Judgement.model_validate_json(line)
-            found[judgement.key] = judgement
-    return found
+            yield Judgement.model_validate_json(line)
 
 
 def _figures(name: str, judge: Judge, judged: Sequence[tuple[Judgement, float, str]]) -> JudgeFigures:

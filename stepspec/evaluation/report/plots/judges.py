@@ -60,11 +60,14 @@ def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
 
 
 def risk_plot(key: str, risks: Mapping[str, Mapping[int, float]]) -> Plot:
-    """Return a plot of the share of wrong steps among the accepted ones by the percentage accepted, for each judge."""
-    points = {name: [(at, (100 * risk, None)) for at, risk in each.items()] for name, each in risks.items() if each}
-    with canvas() as chart:
-        chart.lines("wrong, %", points, series([*risks]), lambda name, at, risk: f"{name}, {at}%: {risk:.1f}% wrong")
-        chart.axes.set_xlabel("accepted, %")
+    """Return a plot with a row for each judge: the share of wrong steps among the accepted ones, by the percentage
+    accepted. All rows have one scale."""
+    peak = max((risk for each in risks.values() for risk in each.values()), default=0.0) or 1.0
+    with canvas(76 + 28 * len(risks)) as chart:
+        for row, each in enumerate(risks.values()):
+            chart.axes.fill_between([*each], [0.9 * y / peak - row for y in each.values()], -row, color=colour("bad"))
+        chart.axes.set_yticks([0.3 - row for row in range(len(risks))], [*map(label, risks)])
+        chart.axes.set_xlabel(f"accepted, % (highest peak: {percent(peak)} wrong)")
         return chart.plot(key, "Risk by coverage", "The share of wrong steps among those with the highest scores.")
 
 

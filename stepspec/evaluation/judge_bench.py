@@ -270,7 +270,7 @@ class _SolutionReader:
         if kind in self._seen:
             return self._seen[kind]
         ids = chain(encode_request(engine.tokenizer, self._solution.question), *steps[:index])
-        before = TokenBuffer([*ids], group=repr(kind[2:]))  # other passes leave nothing in the cache of this group
+        before = TokenBuffer([*ids], group=f"judges {hash(kind[2:])}")  # others leave nothing in its cache
         await engine.verify(Verify(before, (), scores=False))
         started = time.perf_counter()
         seen = await engine.verify(Verify(before, steps[index], probes, scores))

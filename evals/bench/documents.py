@@ -38,6 +38,7 @@ from stepspec.base.files import package_folder
 from stepspec.capacity.plan import Sizing
 from stepspec.capacity.tables import assumptions, placement, plan_rows, title_of
 from stepspec.errors import UsageError
+from stepspec.evaluation import judge_bench
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.report.calibration import calibrations_block
@@ -68,6 +69,11 @@ def _wire_in_words(costs: WireCosts) -> str:
     return f"{costs.benchmark}, {costs.problems:,} problems, greedy; {models_in_words(costs.engines)}"
 
 
+def _judged_in_words(found: judge_bench.JudgeBench) -> str:
+    """Return which steps judges were measured on, and with which models."""
+    return f"{judge_bench.in_words(found)}; {models_in_words(found.engines)}"
+
+
 class Measured(NamedTuple):
     """What a file of a measurement holds: its model, heads and rows of its table, and its conditions."""
 
@@ -86,6 +92,7 @@ MEASURED: Mapping[str, Measured] = {
     "distance": Measured(distance.Distances, distance.HEADS, distance.rows_of, distance.in_words),
     "engines": Measured(engines.Engines, engines.HEADS, engines.rows_of, engines.in_words, has_intervals=False),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
+    "judges": Measured(judge_bench.JudgeBench, judge_bench.HEADS, judge_bench.rows_of, _judged_in_words),
     "lab": Measured(lab.Findings, ("temperature", *lab.HEADS, *lab.COST_HEADS), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),

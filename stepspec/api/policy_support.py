@@ -38,7 +38,7 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
         drafter, note = _best_drafter(pair)
         notes.append(note)
         policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
-    _check_judging(policy, pair)
+    check_judging(policy, pair)
     _check_drafting(policy, pair)
     return policy, " ".join(filter(None, notes)) or None
 
@@ -81,7 +81,7 @@ def _why_no_draft_model(pair: Pair) -> str:
     return f": the draft {why} the target"
 
 
-def _check_judging(policy: Policy, pair: Pair) -> None:
+def check_judging(policy: Policy, pair: Pair) -> None:
     """Reject a policy that needs a judge model that is not there, or log-probabilities that a model does not return."""
     for name, ability in policy.judge_models.items():
         model = pair.judges.get(name)

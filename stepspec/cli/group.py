@@ -32,7 +32,8 @@ class WholeHelp(TyperGroup):
 
 
 class Modules(WholeHelp):
-    """A command group whose commands are modules: the function or Typer app `main` of each.
+    """A command group whose commands are modules: the function or Typer app `main` of each. The module of `judge-bench`
+    is `judge_bench`.
 
     A module is imported when its command runs, prints its help or completes its options. The help and the completion of
     the group need only names and sentences.
@@ -62,7 +63,7 @@ class Modules(WholeHelp):
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
             try:
-                command = load(f"{self.package}.{name}", name)
+                command = load(f"{self.package}.{name.replace('-', '_')}", name)
             except MissingExtraError:
                 if not ctx.resilient_parsing:  # shell completion cannot show a message
                     raise

@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable, Collection
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -33,20 +33,21 @@ JudgeOption = Annotated[
         "repeat it for several.",
     ),
 ]
-PolicyOption = Annotated[
-    str,
-    typer.Option("--policy", metavar="NAME|FILE", help="The policy.", autocompletion=names_of("policies")),
-]
+
+
+def policy_option(help_text: str) -> Any:
+    """Return the option `--policy` with a help text."""
+    return typer.Option("--policy", metavar="NAME|FILE", help=help_text, autocompletion=names_of("policies"))
+
+
+PolicyOption = Annotated[str, policy_option("The policy.")]
 DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "two-level")
 """The policies that an evaluation compares if none is named."""
 PoliciesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME|FILE",
-        help=f"A policy to compare; repeat it for several. Default: {', '.join(DEFAULT_POLICIES)}. The target is "
-        "always included.",
-        autocompletion=names_of("policies"),
+    policy_option(
+        f"A policy to compare; repeat it for several. Default: {', '.join(DEFAULT_POLICIES)}. The target is always "
+        "included."
     ),
 ]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from stepspec.base.files import find_data_file
-from stepspec.cli.completion import names_of
+from stepspec.cli.options import policy_option
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
@@ -19,15 +19,7 @@ from stepspec.loop.policy import Policy, load_policy
 
 def main(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --record.")],
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            "--policy",
-            metavar="NAME|FILE",
-            help="A policy to replay; repeat it for several.",
-            autocompletion=names_of("policies"),
-        ),
-    ],
+    policy: Annotated[list[str], policy_option("A policy to replay; repeat it for several.")],
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Also replay each policy with other thresholds, from careful to fast.")
     ] = False,

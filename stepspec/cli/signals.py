@@ -25,7 +25,7 @@ def resumable(folder: Path, *, chosen_by_us: bool) -> Generator[None]:
         with _sigterm_like_interrupt():
             yield
     except (KeyboardInterrupt, StepSpecError) as error:
-        if not isinstance(error, UsageError) and folder.exists() and any(folder.glob("**/*.json")):
+        if not isinstance(error, UsageError) and folder.exists() and any(folder.glob("**/*.json*")):
             words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if chosen_by_us else [])]
             print(f"Finished rows are stored. To resume: {shlex.join(words)}", file=sys.stderr)
         raise

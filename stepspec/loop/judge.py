@@ -113,6 +113,8 @@ class Judge(FileModel, ABC):
     """Whether the judge can accept a step, or only reject it."""
     families: ClassVar[Sequence[str]] = ("score",)
     """The families of policies that the judge is for. In `compare`, it sees the target's own step, and no pass."""
+    is_probability: ClassVar[bool] = False
+    """Whether the score is a probability that the step is right. `stepspec judge-bench` checks its calibration then."""
     model_needs: ClassVar[JudgeAbility | None] = None
     """What the judge needs of the judge model that its setting `model` names; None without such a model."""
     without_score: ClassVar[Decision] = "reject"

@@ -58,7 +58,7 @@ def tango_lower(only_first: float, only_second: float, n: float, confidence: flo
     return float(scipy_optimize.brentq(_tango_excess, -1, difference, args=table, xtol=_ROUNDING))
 
 
-def spread_known(confidence: float, num_problems: int) -> float:
+def spread_known(confidence: float, num_problems: float) -> float:
     """Return the discount for a variance estimated from n problems: (z / t)² with n - 1 degrees of freedom."""
     if num_problems < 2:
         return 0.0

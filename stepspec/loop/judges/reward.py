@@ -12,6 +12,7 @@ class RewardJudge(ThresholdJudge):
     """The reward of the step by a judge model."""
 
     asks_target: ClassVar[bool] = False
+    is_probability: ClassVar[bool] = True
     model_needs: ClassVar[JudgeAbility | None] = "reward"
 
     kind: Literal["reward"]

@@ -1,6 +1,6 @@
 """The yes-no judge: the target says whether the step is correct, and the two answers are weighed against each other."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from stepspec.loop.judge import Evidence, ThresholdJudge, share_of_yes
 
 class YesNoJudge(ThresholdJudge):
     """The target's probability of "yes" as its answer to whether the step is correct, against "no"."""
+
+    is_probability: ClassVar[bool] = True
 
     kind: Literal["yes-no"]
     """Selects this judge."""

@@ -6,7 +6,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report.plots.bars import time_split, token_split
 from stepspec.evaluation.report.plots.canvas import Plot
-from stepspec.evaluation.report.plots.judges import acceptance_by_index, score_plots
+from stepspec.evaluation.report.plots.judges import acceptance_by_index, risk_plot, score_plots
 from stepspec.evaluation.report.plots.path import path_plot
 from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
@@ -15,7 +15,7 @@ from stepspec.evaluation.report.tally import PolicyTally, RunTally
 from stepspec.evaluation.runs import policy_of
 from stepspec.loop.judge import ThresholdJudge
 
-__all__ = ["Plot", "path_plot", "plot_sections", "sweep_plots"]
+__all__ = ["Plot", "path_plot", "plot_sections", "risk_plot", "sweep_plots"]
 
 
 def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -> dict[str, Sequence[Plot]]:

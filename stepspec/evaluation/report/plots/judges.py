@@ -59,6 +59,18 @@ def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
     return points
 
 
+def risk_plot(key: str, risks: Mapping[str, Mapping[int, float]]) -> Plot:
+    """Return a plot with a row for each judge: the share of wrong steps among the accepted ones, by the percentage
+    accepted. All rows have one scale."""
+    peak = max((risk for each in risks.values() for risk in each.values()), default=0.0) or 1.0
+    with canvas(76 + 28 * len(risks)) as chart:
+        for row, each in enumerate(risks.values()):
+            chart.axes.fill_between([*each], [0.9 * y / peak - row for y in each.values()], -row, color=colour("bad"))
+        chart.axes.set_yticks([0.3 - row for row in range(len(risks))], [*map(label, risks)])
+        chart.axes.set_xlabel(f"accepted, % (highest peak: {percent(peak)} wrong)")
+        return chart.plot(key, "Risk by coverage", "The share of wrong steps among those with the highest scores.")
+
+
 def _draw_shares(chart: Canvas, points: Sequence[tuple[float, Share]], name: str, legend: str) -> None:
     indices, shares = zip(*points, strict=True)
     low, high = zip(*(share.interval() for share in shares), strict=True)

@@ -97,8 +97,7 @@ class Evidence:
         group: str | None = None,
     ) -> "Evidence":
         """Return what is known of a draft's step before the target has read it."""
-        ids = step.ids[: step.num_written]
-        seen = ids, step.logprobs, step.entropies, step.margins
+        seen = step.written, step.logprobs, step.entropies, step.margins
         return cls(question, committed, step.text, *seen, models=models, group=group)
 
 
@@ -319,8 +318,7 @@ class Panel:
     async def _ask(
         self, judge: Judge, evidence: Evidence, deadline: float | None
     ) -> tuple[float | None, Decision, str | None]:
-        """Return a judge's score and decision, and its error. If it fails, is too slow or returns no number, the
-        decision is `without_score`."""
+        """Return a judge's score, its decision, which is `without_score` if there is no number, and its error."""
         own_end, request_end = asyncio.timeout(self._deadline_s), asyncio.timeout_at(deadline)
         try:
             async with own_end, request_end:

@@ -153,7 +153,7 @@ async def test_under_faults_every_answer_is_right_or_an_error(
     checker: TorchEngine,
 ) -> None:
     problems = [each.question for each in islice(load_split("test"), num_requests)]
-    cold = load_policy(policy)[0].at(0.0)
+    cold = load_policy(policy)[0]
     threshold = min((getattr(judge, "threshold", 0) for judge in cold.judges), default=0)
     bound = 0.0 if cold.salvage is None else cold.salvage.min_logprob
     faults = FaultCycle(0)

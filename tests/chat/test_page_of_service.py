@@ -263,6 +263,7 @@ def test_a_dark_phone_scrolls_in_one_direction_alone(browser: Any) -> None:
 def test_policies_stop_errors_and_hostile_texts(browser: Any) -> None:
     service = ScriptedService()
     with listening(service.app) as address, opened(browser, address, "?example=0") as page:
+        page.locator("#model option").nth(2).wait_for(state="attached")  # the page asks the service for them
         assert page.locator("#model option").all_inner_texts() == ["two-level (default)", "target", "token"]
         assert service.bodies == []
         page.select_option("#model", label="token")

@@ -109,8 +109,8 @@ def store(setting: CalibratedSetting, name: str, pair: str) -> Path:
 
 
 def _matching(policy: Policy, files: Iterable[Path]) -> list[CalibratedSetting]:
-    settings = [_read(file) for file in files]
-    return [each for each in settings if each.policy_sha256 == policy.settings_sha256]
+    settings, sha256 = [_read(file) for file in files], policy.settings_sha256
+    return [each for each in settings if each.policy_sha256 == sha256]
 
 
 def _read(file: Path) -> CalibratedSetting:

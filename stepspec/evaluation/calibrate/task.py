@@ -188,13 +188,13 @@ async def calibrate(
     )
     results = results.model_copy(update={"sentences": sentences(results)})
     write_text(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
-    return results, _setting(task, outcome, results)
+    return results, _setting(task, policy, outcome, results)
 
 
-def _setting(task: Task, outcome: CalibrationOutcome, results: Calibrated) -> CalibratedSetting:
+def _setting(task: Task, policy: Policy, outcome: CalibrationOutcome, results: Calibrated) -> CalibratedSetting:
     setting = outcome.plan.path[outcome.chosen]
     return CalibratedSetting(
-        policy_sha256=Policy.model_validate(tomllib.loads(task.identity.policy)).settings_sha256,
+        policy_sha256=policy.settings_sha256,
         pair=pair_in_words(task.models.records),
         temperature=task.identity.temperature,
         steps=results.pays,

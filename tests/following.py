@@ -44,7 +44,9 @@ class FollowingEngine(ScriptedEngine):
         return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
 
     def _opinion_on(self, call: Call) -> Opinion:
-        head, _, written = call.prompt.partition("<|assistant|>")
+        head, assistant, written = call.prompt.partition("<|assistant|>")
+        if not assistant:  # the prompt itself is scored
+            return Opinion(call.continuation)
         text = f"{answer(json.loads(head.partition(chr(10))[0]), None)}<|end|>"
         if written.startswith("<think>"):
             text = "".join(["<think>", *THOUGHTS, "</think>", text])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from evals.training.gsm_mini import load_split
 from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.files import data_folder
@@ -75,7 +76,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """A calibration with a limit so large that it certifies something."""
     folder = tmp_path_factory.mktemp("calibration") / "run"
     plan = CalibrationPlan(max_loss=0.9, max_problems=20, concurrency=4)
-    return folder, *asyncio.run(calibrated(folder, plan))
+    results, setting = asyncio.run(calibrated(folder, plan))
+    certificate = setting.certificate
+    assert certificate is not None
+    assert certificate.least_logprob is not None
+    usual = {"least_logprob": -8.54}  # of 400 problems; one problem in twenty is below the bound that twenty give
+    return folder, results, setting.model_copy(update={"certificate": certificate.model_copy(update=usual)})
 
 
 def test_a_calibration_finds_a_setting_with_a_certificate(found: Found) -> None:
@@ -233,10 +239,14 @@ def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
         ({"engines": {**same["engines"], "target": "vLLM"}}, {}, "a target on torch, not vLLM"),
         ({}, {"min_p": "set"}, "no min p"),
         ({}, {"template_sha256": "0" * 64}, "another chat template"),
+        ({}, {"prompts": [-99.0]}, "another kind of problems (gsm-mini)"),
+        ({}, {"prompts": [-99.0] * 6 + [-0.1] * 44, "benchmark": "typed"}, "another kind of problems (gsm-mini)"),
     ]
     for models, request, words in changes:
         ((_, note),) = certificate.notes({**same, **models}, **request)
         assert note == f"Certified for {words}. Run `stepspec calibrate`."
+    for few in ([-0.1], [-99.0] * 5 + [-0.1] * 45):
+        assert certificate.notes(same, prompts=few) == [], "no more than problems of the same kind would have"
     other = {**same, "models": {"target": "0", "draft": "0"}}
     tuned = "Thresholds were tuned with other models. Run `stepspec calibrate`."
     assert certificate.notes(other, temperature=2.0) == [(("models",), tuned)]
@@ -254,7 +264,7 @@ def test_a_run_says_what_its_calibration_does_not_cover(
     _, results, setting = found
     store(setting.model_copy(update={"steps": True}), "two-level", results.identity.pair)
     overhead = "Certified without max_overhead. With 0.02 the models take turns in other places."
-    other = "Certified for other problems (gsm-mini). Run `stepspec calibrate`."
+    other = "Certified for another kind of problems (gsm-mini). Run `stepspec calibrate`."
     for name, expected in (("gsm-mini", [overhead]), ("typed", [other, overhead])):
         folder = tmp_path / name
         limits = ("--limit", "1", "--temperature", "0", "--max-tokens", "2000")
@@ -287,7 +297,7 @@ def test_a_session_says_once_before_an_answer_that_its_certificate_does_not_hold
 
 
 async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting: CalibratedSetting) -> None:
-    question = "Vera has 40 books. Finn has 20 fewer books than Vera. How many books does Finn have?"
+    question = next(load_split("test")).question
     pair = load_pair(notes=False)
     try:
         spec = StepSpec(policy=str(file), pair=pair)
@@ -306,6 +316,10 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting
         result = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
         assert [*result.uncovered] == caplog.messages, "a result says it every time"
         assert (await spec.generate(question, max_tokens=640)).uncovered == ()
+        strange = "Write a function that reverses a list."
+        kind = "Certified for another kind of problems (gsm-mini). Run `stepspec calibrate`."
+        assert [(await spec.generate(strange, max_tokens=8)).uncovered for _ in range(2)] == [(kind,)] * 2
+        assert caplog.messages.count(kind) == 1
         other = Pair(pair.draft, pair.draft, one_vocabulary=True)  # pyright: ignore
         swapped = StepSpec(pair=other)
         for _ in range(2):

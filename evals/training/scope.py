@@ -12,7 +12,7 @@ import numpy as np
 
 from evals.training.gsm_mini import load_split
 from stepspec.api.pairs import EMBEDDED
-from stepspec.api.scope import FILE, PairScope, mean_logprob
+from stepspec.api.scope import FILE, PairScope, PromptReader
 from stepspec.chat.prompts import checked_messages, encode_messages
 from stepspec.engines.torch_engine import TorchEngine
 
@@ -24,10 +24,11 @@ TOGETHER = 16
 async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
     """Return the mean log-probability of each question's prompt."""
     found: list[float | None] = []
+    reader = PromptReader(engine)
     for start in range(0, len(questions), TOGETHER):
         asked = ([{"role": "user", "content": question}] for question in questions[start : start + TOGETHER])
         prompts = [encode_messages(engine.tokenizer, checked_messages(each)) for each in asked]
-        found += await asyncio.gather(*(mean_logprob(engine, prompt) for prompt in prompts))
+        found += await asyncio.gather(*(reader.mean_logprob(prompt) for prompt in prompts))
     return [mean for mean in found if mean is not None]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepspec.api.pairs import EMBEDDED_NAME, pair_specs
 from stepspec.api.scope import FILE as SCOPE_FILE
-from stepspec.api.scope import PairScope
+from stepspec.api.scope import PairScope, PromptReader
 from stepspec.base.extras import from_extra
 from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Engine
@@ -91,6 +91,11 @@ class Pair:
     def by_role(self) -> Mapping[str, Mapping[str, str]]:
         """What certificates compare of the models, see `stepspec.loop.certificate.by_role`."""
         return by_role({role: model.describe() for role, model in self.loaded.items()})
+
+    @cached_property
+    def prompts(self) -> PromptReader:
+        """What computes how probable prompts are under the target."""
+        return PromptReader(self.target)
 
     @cached_property
     def template_sha256(self) -> str:

@@ -39,7 +39,7 @@ from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
-from stepspec.loop.calibrated import setting_at
+from stepspec.loop.calibrated import CalibratedSetting, setting_at
 from stepspec.loop.choice import StepChoice
 from stepspec.loop.controller import run
 from stepspec.loop.judge import Panel
@@ -302,11 +302,13 @@ class StepSpec:
     async def _run(
         self, encoded: _Encoded, spent: Mapping[Role, float], sampling: Sampling, queue_s: float
     ) -> AsyncGenerator[Event, None]:
-        since, note, options = time.perf_counter(), None, encoded.options
-        if self.pair.scope is not None:
+        since, mean, options, scope = time.perf_counter(), None, encoded.options, self.pair.scope
+        setting = setting_at(self._calibrated, sampling.temperature)
+        if scope is not None or (setting is not None and setting.reads_prompts):
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(end_of(options.deadline_s, sum(spent.values()) + queue_s)):
-                    note = await self.pair.scope.note(self.pair.target, encoded.prompt.ids, options.cache_salt)
+                    mean = await self.pair.prompts.mean_logprob(encoded.prompt.ids, options.cache_salt)
+        note = None if scope is None else scope.note(mean)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
             yield Noted(note)
@@ -317,7 +319,7 @@ class StepSpec:
         else:  # above every possible number of committed tokens, because the prompt takes part of it
             most = self.pair.target.max_context
         request = self._request(encoded, sampling, Ledger(most, {**spent, "queue": queue_s}))
-        uncovered = self._uncovered(sampling)
+        uncovered = self._uncovered(setting, sampling, mean)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -383,9 +385,10 @@ class StepSpec:
         setting = setting_at(self._calibrated, temperature)
         return self._panels[None if setting is None else setting.temperature]
 
-    def _uncovered(self, sampling: Sampling) -> tuple[str, ...]:
+    def _uncovered(
+        self, setting: CalibratedSetting | None, sampling: Sampling, mean_logprob: float | None
+    ) -> tuple[str, ...]:
         """Return what a calibration does not cover in a request, and log it once in a session for each setting."""
-        setting = setting_at(self._calibrated, sampling.temperature)
         if setting is None:
             return () if self._untuned is None else (self._untuned,)
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
@@ -393,7 +396,7 @@ class StepSpec:
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
-        notes = setting.notes(self.pair.by_role, None, **known)
+        notes = setting.notes(self.pair.by_role, None, [] if mean_logprob is None else [mean_logprob], **known)
         for settings, note in notes:
             if not self._warned.issuperset(settings):  # a note has the request's values
                 self._warned.update(settings)

@@ -56,7 +56,11 @@ from stepspec.evaluation.run import (
     load_benchmark,
     load_policies,
     load_problems,
+    prompt_logprobs,
 )
+
+NUM_READ = 50
+"""Problems of a run whose prompts are compared with those of a calibration."""
 
 
 def main(
@@ -191,10 +195,13 @@ class _EvalPlan:
                 for name, (policy, _) in policies.items()
                 if name in fitted.policies
             }
+            prompts = list[float]()
+            if any(setting.reads_prompts for settings, _ in found.values() for setting in settings):
+                read = partial(prompt_logprobs, self.benchmark, self.problems.problems, NUM_READ)
+                prompts = await executor.call(read)
             about = self.name, self.benchmark, self.problems, fitted.policies
-            records = [
-                await executor.call(partial(conditions, *about, settings, calibrated=found)) for settings, _ in runs
-            ]
+            compare = partial(conditions, *about, calibrated=found, prompts=prompts)
+            records = [await executor.call(partial(compare, settings)) for settings, _ in runs]
             notes = [f"{name}: {note}" for run in records for name, each in run.policies.items() for note in each.notes]
             for note in dict.fromkeys([*fitted.notes, *notes]):
                 print(printable(note), file=sys.stderr)

@@ -44,13 +44,22 @@ class CalibratedSetting(FileModel):
         """Return the policy with this setting."""
         return policy.with_thresholds(self.thresholds, self.min_logprob) if self.steps else policy.without_steps()
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether `notes` compares prompts."""
+        return self.steps and self.certificate is not None and self.certificate.least_logprob is not None
+
     def notes(
-        self, models: Mapping[str, Mapping[str, str]], max_overhead: float | None = None, **request: float | str | None
+        self,
+        models: Mapping[str, Mapping[str, str]],
+        max_overhead: float | None = None,
+        prompts: Sequence[float] = (),
+        **request: float | str | None,
     ) -> list[tuple[Sequence[str], str]]:
         """Return what a user has to know of the setting for a request. Arguments are those of `Certificate.notes`."""
         if not self.steps:
             return [(("steps",), self.sentences[0])]
-        return [] if self.certificate is None else self.certificate.notes(models, max_overhead, **request)
+        return [] if self.certificate is None else self.certificate.notes(models, max_overhead, prompts, **request)
 
 
 def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:

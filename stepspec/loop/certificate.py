@@ -3,6 +3,7 @@
 `stepspec calibrate` stores it with the thresholds, see `stepspec.loop.calibrated`.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -15,6 +16,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
 
 NEXT_STEP = "Run `stepspec calibrate`."
+
+UNUSUAL = 0.02
+"""Share of a benchmark's problems whose prompts are less probable than `Certificate.least_logprob`."""
+FALSE_ALARMS = 0.05
+"""Problems of a kind are said to be of another one in at most this share of the cases."""
 
 
 class Certificate(FileModel):
@@ -48,6 +54,9 @@ class Certificate(FileModel):
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     max_tokens: int = Field(ge=1)
+    least_logprob: float | None = Field(default=None, le=0)
+    """Lower bound of the mean log-probability of a prompt's tokens under the target, in nats, see
+    `stepspec.api.scope.PromptReader`. Problems below it are another kind of problems."""
     speedup: float | None = None
     """The target's seconds over the policy's, for one request at a time."""
     speedup_interval: Annotated[tuple[float, float] | None, Strict(False)] = None
@@ -56,7 +65,11 @@ class Certificate(FileModel):
     date: str
 
     def notes(
-        self, models: Mapping[str, Mapping[str, str]], max_overhead: float | None = None, **request: float | str | None
+        self,
+        models: Mapping[str, Mapping[str, str]],
+        max_overhead: float | None = None,
+        prompts: Sequence[float] = (),
+        **request: float | str | None,
     ) -> list[tuple[Sequence[str], str]]:
         """Return a sentence if the certificate does not cover requests like this, and one about the policy's overhead.
 
@@ -65,6 +78,7 @@ class Certificate(FileModel):
         Args:
             models: by `models`, `dtypes` and `engines`, the value of each model by role.
             max_overhead: the policy's.
+            prompts: the mean log-probability of each prompt, see `least_logprob`.
             request: what is known of the requests: `temperature`, `top_p`, `max_tokens` (larger ones are covered),
                 other settings of their sampling and limits that are not the default, and `benchmark`, `data_sha256`,
                 `template_sha256` and `prompt_version`. None means not known.
@@ -81,7 +95,9 @@ class Certificate(FileModel):
             request.pop("benchmark", None) not in (None, self.benchmark)
             and request.get("data_sha256") != self.data_sha256
         ):
-            found["benchmark"] = f"other problems ({self.benchmark})"
+            found["problems"] = f"other problems ({self.benchmark})"
+        if self._is_another_kind(prompts):
+            found["problems"] = f"another kind of problems ({self.benchmark})"
         request.pop("data_sha256", None)
         for name, value in request.items():
             certified = getattr(self, name, None)
@@ -100,6 +116,23 @@ class Certificate(FileModel):
             taken = f"With {max_overhead:g} the models take turns in other places."
             notes.append((("max_overhead",), f"Certified without max_overhead. {taken}"))
         return notes
+
+    def _is_another_kind(self, prompts: Sequence[float]) -> bool:
+        """Whether more prompts are below the bound than problems of the same kind would have."""
+        num_below = sum(1 for each in prompts if self.least_logprob is not None and each < self.least_logprob)
+        rate, total = FALSE_ALARMS, len(prompts)
+        as_many = (math.comb(total, k) * rate**k * (1 - rate) ** (total - k) for k in range(num_below, total + 1))
+        return num_below > 0 and sum(as_many) <= FALSE_ALARMS
+
+
+def least_logprob(prompts: Sequence[float]) -> float | None:
+    """Return the bound for `Certificate.least_logprob` from the values of some problems; None for too few.
+
+    A further problem of the same kind is below the k-th lowest of N values with a probability of k / (N + 1), because
+    its rank among all is uniform.
+    """
+    place = max(1, math.floor(UNUSUAL * (len(prompts) + 1)))
+    return sorted(prompts)[place - 1] if place <= FALSE_ALARMS * (len(prompts) + 1) else None
 
 
 def by_role(described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:

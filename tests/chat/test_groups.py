@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from following import FollowingEngine, following_pair
-from scripted import Call, Opinion
+from following import following_pair
 from service import serving
 
 from stepspec import RequestOptions, StepSpec
@@ -100,13 +99,6 @@ def test_a_long_secret_in_the_prompt_of_one_key_cannot_be_guessed_with_another(a
         attack(address, route, secret, "0123456789")
 
 
-class Lenient(FollowingEngine):
-    """A target that also scores prompts, as the check of a pair's scope asks it to."""
-
-    def _opinion_on(self, call: Call) -> Opinion:
-        return super()._opinion_on(call) if "<|assistant|>" in call.prompt else Opinion(call.continuation)
-
-
 class RecordingJudge:
     """A judge model that records the groups of its calls."""
 
@@ -147,8 +139,7 @@ def test_every_buffer_of_a_request_has_the_group_of_its_key(
     judge = RecordingJudge()
     scope = PairScope(version=1, knows="stories", least_logprob=-5.0, measured="by hand")
     pair = following_pair()
-    target: Any = Lenient(pair.target.tokenizer, "target")  # type: ignore[arg-type]
-    pair = replace(pair, target=target, one_vocabulary=one_vocabulary, scope=scope, judges={"reward": judge})
+    pair = replace(pair, one_vocabulary=one_vocabulary, scope=scope, judges={"reward": judge})
     with serving(pair, settings=settings(tmp_path)) as address:
         policies = [card["id"] for card in CLIENT.get(f"{address}/models", headers=headers(VICTIM)).json()["data"]]
         for model in policies:

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from stepspec import Pair
 from stepspec.api.scope import PairScope
 from stepspec.cli import app
-from stepspec.engines.protocol import Engine
 from stepspec.errors import EngineError
 from stepspec.serve import Settings, connections
 from stepspec.serve.hosts import LOCAL
@@ -70,7 +69,7 @@ def test_the_error_of_a_judge_goes_to_the_log_and_not_to_clients(caplog: pytest.
 class Stories(PairScope):
     """A pair that knows no question."""
 
-    async def note(self, target: Engine, prompt: Sequence[int], group: str | None = None) -> str | None:
+    def note(self, mean_logprob: float | None) -> str | None:
         return self.knows
 
 

@@ -15,11 +15,12 @@ from evals.training.scope import means
 from stepspec import Done, Noted, StepSpec
 from stepspec.api.models import load_pair
 from stepspec.api.pairs import EMBEDDED
-from stepspec.api.scope import MAX_READ, PairScope
+from stepspec.api.scope import MAX_READ, PairScope, PromptReader
 from stepspec.api.session import MAX_UNKNOWN_TOKENS
 from stepspec.engines.protocol import Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
+from stepspec.loop.certificate import least_logprob
 from stepspec.loop.result import result_html
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +48,14 @@ async def test_typed_questions_get_a_note_and_trained_ones_do_not(
     assert len(typed) == len(other) == 100
     strange = typed[:num_each] + other[:num_each]
     assert sum(mean < bound for mean in await means(target, strange)) >= 0.95 * len(strange)
-    assert sum(mean < bound for mean in await means(target, learned)) <= 0.01 * num_learned
+    likely = await means(target, learned)
+    assert sum(mean < bound for mean in likely) <= 0.01 * num_learned
+    of_calibration = [problem.question for problem in itertools.islice(load_split("calibration"), 400)]
+    certified = least_logprob(await means(target, of_calibration))
+    assert certified is not None
+    assert sum(mean < certified for mean in likely) <= 0.05 * num_learned
+    for questions in (typed[:num_each], other[:num_each]):
+        assert sum(mean < certified for mean in await means(target, questions)) >= 0.95 * num_each
 
 
 async def test_a_result_has_the_note_and_notebooks_show_it() -> None:
@@ -124,10 +132,11 @@ async def test_the_turns_of_a_conversation_are_checked_once(
         return await verify(call)
 
     monkeypatch.setattr(target, "verify", counted)
+    reader = PromptReader(target)
     prompt = random.Random(0).choices(range(10, 200), k=MAX_READ)
     for _ in range(3):
-        assert await scope.note(target, prompt) == scope.knows
+        assert scope.note(await reader.mean_logprob(prompt)) == scope.knows
         prompt += range(10, 50)
     assert num_checks == 1
-    assert await scope.note(target, range(10, 60)) == scope.knows
+    assert scope.note(await reader.mean_logprob(range(10, 60))) == scope.knows
     assert num_checks == 2

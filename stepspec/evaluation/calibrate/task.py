@@ -29,13 +29,15 @@ from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure,
 from stepspec.evaluation.calibrate.words import prospects, sentences
 from stepspec.evaluation.records import compared_models
 from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
-from stepspec.evaluation.run import Executor, load_problems
+from stepspec.evaluation.run import Executor, load_problems, prompt_logprobs
 from stepspec.evaluation.run.conditions import current_conditions, engine_records
 from stepspec.loop.calibrated import CalibratedSetting, others_from
-from stepspec.loop.certificate import Certificate
+from stepspec.loop.certificate import Certificate, least_logprob
 from stepspec.loop.policy import Policy
 
 USUAL = Sizes()
+NUM_READ = 400
+"""Problems whose prompts set the bound `least_logprob`."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,14 @@ async def calibrate(
     )
     results = results.model_copy(update={"sentences": sentences(results)})
     write_text(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
-    return results, _setting(task, policy, outcome, results)
+    read = partial(prompt_logprobs, task.benchmark, task.problems, NUM_READ)
+    bound = least_logprob(await executor.call(read)) if outcome.certified else None
+    return results, _setting(task, policy, outcome, results, bound)
 
 
-def _setting(task: Task, policy: Policy, outcome: CalibrationOutcome, results: Calibrated) -> CalibratedSetting:
+def _setting(
+    task: Task, policy: Policy, outcome: CalibrationOutcome, results: Calibrated, bound: float | None
+) -> CalibratedSetting:
     setting = outcome.plan.path[outcome.chosen]
     return CalibratedSetting(
         policy_sha256=policy.settings_sha256,
@@ -200,12 +206,12 @@ def _setting(task: Task, policy: Policy, outcome: CalibrationOutcome, results: C
         steps=results.pays,
         thresholds=dict(setting.thresholds),
         min_logprob=setting.min_logprob,
-        certificate=_certificate(task, outcome, results) if outcome.certified else None,
+        certificate=_certificate(task, outcome, results, bound) if outcome.certified else None,
         sentences=results.sentences,
     )
 
 
-def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated) -> Certificate:
+def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated, bound: float | None) -> Certificate:
     found, identity = outcome.tested[outcome.chosen], task.identity
     assert found.loss_upper is not None, "a certified setting was tested"
     speed: Speed | None = outcome.speed
@@ -226,6 +232,7 @@ def _certificate(task: Task, outcome: CalibrationOutcome, results: Calibrated) -
         temperature=identity.temperature,
         top_p=identity.top_p,
         max_tokens=identity.max_tokens,
+        least_logprob=bound,
         speedup=speed and speed.vs_target,
         speedup_interval=speed and speed.vs_target_ci,
         hardware=hardware_in_words(results.hardware),

@@ -12,7 +12,7 @@ with Grading(benchmark.grader) as grading:
 from stepspec.base.extras import from_extra
 
 with from_extra("eval", "An evaluation"):
-    from stepspec.evaluation.run.conditions import RunSettings, conditions
+    from stepspec.evaluation.run.conditions import RunSettings, conditions, prompt_logprobs
     from stepspec.evaluation.run.evaluation import Keeping, evaluate
     from stepspec.evaluation.run.executor import Evaluation, Executor, Grader, Local
     from stepspec.evaluation.run.folder import RunFolder
@@ -45,6 +45,7 @@ __all__ = [
     "load_policies",
     "load_problems",
     "merge",
+    "prompt_logprobs",
     "summarise",
     "summary_of",
     "token_policy",

@@ -7,13 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from stepspec.api.models import Pair
+from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine
-from stepspec.evaluation.benchmark import Benchmark, wording_version
+from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
 from stepspec.evaluation.machine import conditions as measured_conditions
 from stepspec.evaluation.machine import machine
 from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
 from stepspec.evaluation.run.policies import LoadedPolicy
-from stepspec.evaluation.run.problems import ProblemSet
+from stepspec.evaluation.run.problems import EvalProblem, ProblemSet
 from stepspec.loop.calibrated import CalibratedSetting, setting_at
 from stepspec.loop.policy import Policy
 
@@ -43,6 +44,7 @@ def conditions(
     pair: Pair,
     *,
     calibrated: Mapping[str, tuple[Sequence[CalibratedSetting], str | None]] = MappingProxyType({}),
+    prompts: Sequence[float] = (),
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine.
 
@@ -54,6 +56,7 @@ def conditions(
         settings: the user's settings.
         pair: the models.
         calibrated: what was calibrated for these models, by policy, see `calibrated_for`.
+        prompts: what `prompt_logprobs` returns for some of the problems.
     """
     sampling = benchmark.sampling
     temperature = settings.temperature if settings.temperature is not None else sampling.temperature
@@ -71,7 +74,7 @@ def conditions(
     def record(policy: Policy, text: str, found: tuple[Sequence[CalibratedSetting], str | None]) -> PolicyRecord:
         setting, notes = setting_at(found[0], temperature), list(filter(None, [found[1]]))
         if setting is not None:
-            notes += [note for _, note in setting.notes(pair.by_role, policy.max_overhead, **about)]
+            notes += [note for _, note in setting.notes(pair.by_role, policy.max_overhead, prompts, **about)]
             policy = setting.applied(policy)
         return PolicyRecord(
             text=text,
@@ -101,6 +104,18 @@ def conditions(
         **{key: value for key, value in about.items() if key != "template_sha256"},
         **dict(current_conditions(pair)),
     )
+
+
+async def prompt_logprobs(benchmark: Benchmark, problems: Sequence[EvalProblem], num: int, pair: Pair) -> list[float]:
+    """Return the mean log-probability of the prompts of `num` of the problems; empty if the target computes none.
+
+    Raises:
+        EngineError: the target failed.
+    """
+    chosen = problems[:: max(1, len(problems) // num)][:num]
+    prompts = [encode_request(pair.target.tokenizer, asked(benchmark, problem.question)) for problem in chosen]
+    found = [await pair.prompts.mean_logprob(prompt) for prompt in prompts]
+    return [each for each in found if each is not None]
 
 
 def engine_record(engine: Engine | None) -> EngineRecord | None:

@@ -3,7 +3,9 @@
 Target and draft read the same texts in lockstep, one token each in a pass over a batch, with a text for each problem
 under each setting of `lab.toml`. Both distributions are known at every position, so a rule decides as in speculative
 decoding with K drafted tokens. No time is measured: the report derives speeds from the rounds. It does so for other K
-than the setting's too, because a text depends on K only by the tokens behind full rounds.
+than the setting's too, because a text depends on K only by the tokens behind full rounds. The step that answers is
+written again exactly if it has relaxed tokens, and nothing behind it is relaxed, as under the policy `relaxed`. The
+speeds have what that takes; the texts, and so the losses, are those before it.
 
     python -m evals.bench lab --rows FILE --data train.jsonl --skip 1000 --settings target,ratio-0.1-digits
     python -m evals.bench lab --report FILE
@@ -47,6 +49,7 @@ from stepspec.evaluation.records import BASELINE, Conditions, Record
 from stepspec.evaluation.run import load_benchmark, load_problems
 from stepspec.evaluation.run.problem_reader import EvalProblem
 from stepspec.evaluation.stats import Paired
+from stepspec.loop.thinking import marks_answer
 
 COSTS = (0.06, 0.0), (0.1, 0.0), (0.2, 0.0), (0.26, 0.065), (0.5, 0.06)
 """Costs of a drafted token (c) and of a further verified row (r), in passes of the target over one token: three GPUs,
@@ -113,6 +116,9 @@ class Row(Record):
     trace: str
     relaxed: list[tuple[int, float]]
     text: str
+    answer: tuple[int, int] | None = None
+    """Places in the trace: from where the step that answers is written again, and its end; None without a rule that
+    relaxes."""
 
 
 class Position(NamedTuple):
@@ -177,6 +183,7 @@ class Text:
     trace: str = ""
     relaxed: list[tuple[int, float, int]] = field(default_factory=list[tuple[int, float, int]])
     """Place, nats below the favorite, and what the exact rule takes instead."""
+    _places: list[int] = field(default_factory=list[int])  # of the tokens of `out` in the trace
     _num_steps: int = 0
     _step: int = 0  # where the current step begins
     _is_exact: bool = False  # whether the current step is written again
@@ -243,11 +250,12 @@ class Text:
 
     def _add(self, token: int, kind: str) -> None:
         self.out.append(token)
+        self._places.append(len(self.trace))
         self.trace += kind
 
     def _end_round(self, at: int) -> None:
         """Drop all tokens from a place on."""
-        del self.out[at:]
+        del self.out[at:], self._places[at:]
         self.relaxed = [each for each in self.relaxed if each[0] < at]
         self._drafted = self._left = 0
 
@@ -264,7 +272,21 @@ class Text:
         self._end_round(self._step if self.temperature else place)
         if not self.temperature:
             self.out.append(instead)
+            self._places.append(len(self.trace) - 1)
             self._close_step()
+
+    def _answer(self) -> tuple[int, int]:
+        """Return from where the exact rule writes the step that answers again, and its end, as places in the trace."""
+        pieces, places = [self.tokenizer.piece(token) for token in self.out], [*self._places, len(self.trace)]
+        before, start, last = "", 0, len(pieces)
+        for end in (*(number for number, piece in enumerate(pieces, 1) if "\n\n" in piece), last):
+            step = "".join(pieces[start:end])
+            if end == last or marks_answer(step, before):
+                relaxed = [place for place, _, _ in self.relaxed if start <= place < end]
+                first = relaxed[0] if relaxed and not self.temperature else start
+                return places[first if relaxed else end], places[end]
+            before, start = step, end
+        raise AssertionError("the last step answers")
 
     def row(self, grading: Grading) -> Row:
         """Return the finished text."""
@@ -279,6 +301,7 @@ class Text:
             trace=self.trace,
             relaxed=[(place, round(nats, 3)) for place, nats, _ in self.relaxed],
             text=text,
+            answer=self._answer() if self.how.rule == "relaxed" else None,
         )
 
 
@@ -360,6 +383,7 @@ class Figures(Record):
     interval: tuple[float, float]
     relaxed: float
     refused: float
+    again: float = 0.0  # share of the tokens that are written again
     per_round: float | None  # tokens
     speeds: list[tuple[float, int]]  # by `COSTS`: times the target, and the fastest number of drafted tokens
 
@@ -384,7 +408,9 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
     paired = Paired.of(right, theirs)
     # What a window relaxes depends on the number of drafted tokens.
     numbers = {how.num_drafted} if how.window else {how.num_drafted, *DRAFTED}
-    rounds = {number: num_rounds(own, number) for number in numbers}
+    exact = [row.model_copy(update={"answer": None}) for row in target.values()]
+    target_tokens = sum(row.tokens for row in exact)
+    rounds = {number: num_rounds(own, number, num_rounds(exact, number) / target_tokens) for number in numbers}
     speeds = [max((tokens / count / (1 + k * (c + r)), k) for k, count in rounds.items()) for c, r in COSTS]
     alone = {"target": [(1.0, 0)] * len(COSTS), "draft": []}
     return Figures(
@@ -396,15 +422,29 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
         interval=paired.interval(),
         relaxed=sum(len(row.relaxed) for row in own) / tokens,
         refused=sum(row.trace.count(REFUSED) for row in own) / tokens,
-        per_round=None if how.rule in alone else tokens / rounds[how.num_drafted],
+        per_round=None if how.rule in alone else tokens / num_rounds(own, how.num_drafted),
+        again=sum(row.answer[1] - row.answer[0] for row in own if row.answer) / tokens,
         speeds=alone.get(how.rule, speeds),
     )
 
 
-def num_rounds(rows: Sequence[Row], num_drafted: int) -> int:
-    """Return the rounds of texts with so many drafted tokens: what is kept of these, and another token."""
+def num_rounds(rows: Sequence[Row], num_drafted: int, for_token: float | None = None) -> float:
+    """Return the rounds of texts with so many drafted tokens: what is kept of these, and another token.
+
+    Args:
+        rows: the texts.
+        num_drafted: drafted tokens of a round.
+        for_token: rounds of the exact rule for a token. With it, the step that answers is written again, and what is
+            behind it exactly.
+    """
     each_round = re.compile(rf"[{ACCEPTED}{RELAXED}]{{0,{num_drafted}}}.{REWRITTEN}?", re.IGNORECASE)
-    return sum(len(each_round.findall(row.trace)) for row in rows)
+    if for_token is None:
+        return sum(len(each_round.findall(row.trace)) for row in rows)
+    ends = [row.answer or (len(row.trace), len(row.trace)) for row in rows]
+    exact = sum(len(row.trace) - first for row, (first, _) in zip(rows, ends, strict=True))
+    return exact * for_token + sum(
+        len(each_round.findall(row.trace[:end])) for row, (_, end) in zip(rows, ends, strict=True)
+    )
 
 
 def all_figures(rows: Sequence[Row]) -> list[Figures]:
@@ -441,7 +481,7 @@ def fronts(found: Sequence[Figures]) -> Iterator[str]:
         yield f"front at c = {c:g}, r = {r:g}: {', '.join(kept)}"
 
 
-HEADS = ("setting", "problems", "correct", "difference", "relaxed", "refused", "a round")
+HEADS = ("setting", "problems", "correct", "difference", "relaxed", "refused", "again", "a round")
 COST_HEADS = tuple(f"c {c:g}" for c, _ in COSTS)
 
 
@@ -450,7 +490,7 @@ def cells(each: Figures) -> list[str]:
     return [
         *(each.setting, str(each.problems), f"{each.correct:.1%}"),
         "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * share for share in (each.difference, *each.interval))),
-        *(f"{each.relaxed:.1%}", f"{each.refused:.1%}"),
+        *(f"{each.relaxed:.1%}", f"{each.refused:.1%}", f"{each.again:.1%}"),
         UNKNOWN if each.per_round is None else f"{each.per_round:.2f}",
         *([f"{times:.2f}× ({number})" for times, number in each.speeds] or [UNKNOWN] * len(COSTS)),
     ]

@@ -38,6 +38,7 @@ from evals.bench.lab import (
 )
 from stepspec.engines.torch_engine.sampling import draw
 from stepspec.errors import UsageError
+from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.run.problem_reader import EvalProblem
 
 NETWORK = make_network(llama_config())
@@ -159,6 +160,24 @@ def test_a_step_above_its_bound_is_written_again_under_the_exact_rule() -> None:
     assert written(text(0.6, **how), *script) == ("aaarraw", [A, BLANK]), "as a whole"
 
 
+@pytest.mark.parametrize(
+    ("temperature", "script", "answer"),
+    [
+        (0.0, [at(A, THE, 1), at(BLANK), at(A), at(A, THE, 1), at(END)], (3, 5)),
+        (0.6, [at(A, THE, 1), at(BLANK), at(A), at(A, THE, 1), at(END)], (2, 5)),
+        (0.0, [at(A, THE, 1), at(BLANK), at(A), at(END)], (4, 4)),
+    ],
+)
+def test_the_step_that_answers_is_written_again_from_its_first_relaxed_token_or_as_a_whole(
+    temperature: float, script: list[Position], answer: tuple[int, int]
+) -> None:
+    own = text(temperature, share=0.1)
+    written(own, *script)
+    own.tokenizer.decode = lambda ids: "".join(map(own.tokenizer.piece, ids))
+    with Grading("integer") as grading:
+        assert own.row(grading).answer == answer
+
+
 def test_above_temperature_0_the_exact_rule_keeps_the_distribution_of_the_target() -> None:
     """Over a grid of random numbers, whose cells the probabilities fill."""
     noise = torch.tensor([*itertools.product([(0.5 + cell) / 8 for cell in range(8)], repeat=3)], dtype=torch.float64)
@@ -198,6 +217,9 @@ def row(problem: int, setting: str, trace: str, *, right: bool = True, **how: An
 def test_rounds_are_those_of_any_number_of_drafted_tokens() -> None:
     rows = [row(1, "a", "arxaaA"), row(2, "a", "aw")]
     assert [num_rounds(rows, number) for number in (1, 2, 8)] == [4 + 1, 2 + 1, 2 + 1]
+    (again,) = (row(3, "a", "aarxaarxax").model_copy(update={"answer": (6, 8)}),)
+    assert num_rounds([again], 8) == 3
+    assert num_rounds([again], 8, 0.5) == 2 + 2 * 0.5 + 2 * 0.5, "two tokens again, and two behind them"
 
 
 def test_the_report_compares_a_setting_with_the_target_on_the_same_problems() -> None:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from following import following_pair
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from stepspec.loop.calibrated import CalibratedSetting, store
+from stepspec.loop.policy import load_policy
 
 # Set before torch is imported, and inherited by child processes. On a busy machine, two threads are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,9 +55,13 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide what was calibrated on this machine, which would change what policies do."""
+    """Hide what was calibrated on this machine, which would change what policies do. Scripted pairs have thresholds."""
+    policy = load_policy("two-level")[0]
+    found = {"policy_sha256": policy.settings_sha256, "pair": "a scripted pair", "temperature": 2.0}
+    thresholds = CalibratedSetting(**found, thresholds={"likelihood.min": -2.9942}, min_logprob=-4.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        store(thresholds, "two-level", following_pair().hash)
         yield
 
 

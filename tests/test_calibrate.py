@@ -45,7 +45,15 @@ from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, policy_of, read_run, read_summary
-from stepspec.loop.calibrated import CalibratedSetting, others_from, setting_at, settings_of, store, untuned
+from stepspec.loop.calibrated import (
+    UNKNOWN,
+    CalibratedSetting,
+    others_from,
+    proposing,
+    setting_at,
+    settings_of,
+    store,
+)
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.result import Done
 
@@ -120,12 +128,14 @@ def test_settings_are_found_by_policy_models_and_temperature(
     assert settings_of(given, pair) == [own, warmer, shipped[1]], "those of the user count first"
     taken = {each: setting_at(settings_of(given, pair), each) for each in (0.0, 0.2, 0.4, 2.0)}
     assert taken == {0.0: own, 0.2: warmer, 0.4: shipped[1], 2.0: shipped[1]}
-    assert settings_of(given, "0" * 16) == []
-    assert untuned(given) == "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
+    (unknown,) = settings_of(given, "0" * 16)
+    assert (unknown.applied(given).kind(), proposing(given, [unknown]).kind()) == ("token", "token")
+    assert unknown.notes({}) == [(("steps",), UNKNOWN)]
+    assert proposing(given, []) is proposing(given, shipped) is given
     slower = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": 0.5})})
     assert settings_of(slower, pair), "it accepts the same steps"
     edited = given.with_thresholds({"likelihood.min": -1.0}, -4.0)
-    assert (settings_of(edited, pair), untuned(edited)) == ([], None)
+    assert settings_of(edited, pair) == settings_of(edited, "0" * 16) == []
     (tmp_path / "stepspec" / "thresholds" / pair / "two-level-t0.json").write_text("{")
     with pytest.raises(UsageError, match=r"two-level-t0\.json is damaged, or of another version\. Delete it"):
         settings_of(given, pair)
@@ -323,9 +333,9 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting
         other = Pair(pair.draft, pair.draft, one_vocabulary=True)  # pyright: ignore
         swapped = StepSpec(pair=other)
         for _ in range(2):
-            await swapped.generate(question, max_tokens=8)
-        tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
-        assert caplog.messages.count(tuned) == 1
+            result = await swapped.generate(question, max_tokens=8)
+            assert (result.uncovered, result.counts.steps_proposed) == ((UNKNOWN,), 0)
+        assert caplog.messages.count(UNKNOWN) == 1
         store(setting.model_copy(update={"steps": False, "sentences": ["Tokens."]}), "mine", pair.hash)
         spec = StepSpec(policy=str(file), pair=pair)
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from scripted import ScriptedEngine, WordTokenizer
 from stepspec.api.models import Pair
 from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
-from stepspec.engines.protocol import EVERYTHING, Ability, DrafterName
+from stepspec.engines.protocol import EVERYTHING, DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.run import fit_policies, load_policies
 from stepspec.loop.policy import Policy, load_policy
@@ -144,51 +145,19 @@ def test_the_baseline_is_token_level_speculation_that_the_pair_really_does(model
     )
 
 
-# Judges by ability
-
-FALLBACKS = [
-    {"without": "label logprobs", "judges": [{"kind": "rating", "threshold": 7}]},
-    {"without": "cached scores", "judges": [{"kind": "yes-no", "threshold": 0.5}]},
-]
-
-
-def judged(**changes: Any) -> Policy:
-    """Return a policy with salvage and fallbacks."""
-    likelihood = {"kind": "likelihood", "threshold": -3.0}
-    table = {"version": 1, "summary": "a test", "family": "score", "judges": [likelihood], "fallbacks": FALLBACKS}
-    return Policy.model_validate(table | {"salvage": {}} | changes)
+def test_a_policy_whose_thresholds_are_those_of_other_models_proposes_no_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the target need not support its judges either."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    models = steered(NGRAM)
+    models.target.abilities = EVERYTHING - {"scores"}
+    spec = StepSpec(policy="two-level", pair=models)
+    assert (spec.policy.kind(NGRAM), spec.policy.judges) == ("token", ())
+    with pytest.raises(UsageError, match="log-probabilities of proposed tokens"):
+        fit_policy(load_policy("two-level")[0], models)
 
 
-@pytest.mark.parametrize(
-    ("missing", "judges"),
-    [
-        (set[Ability](), ["likelihood.min"]),
-        ({"cached scores"}, ["yes-no"]),
-        ({"cached scores", "label logprobs"}, ["rating.short"]),
-        ({"cached scores", "scores"}, ["yes-no"]),
-    ],
-)
-def test_the_judges_follow_from_what_the_target_can_do(missing: set[Ability], judges: list[str]) -> None:
-    models = pair()
-    models.target.abilities = EVERYTHING - missing
-    policy, note = fit_policy(judged(), models)
-    assert [judge.name for judge in policy.judges] == judges
-    if not missing:
-        assert (policy, note) == (judged(), None)
-        return
-    assert policy.salvage is None
-    assert note is not None
-    assert f"{judges[0]} judges its steps" in note
-    fitted = fit_policies({"target": load_policy("target"), "mine": (judged(), "")}, models)
-    assert [judge.name for judge in fitted.policies["mine"][0].judges] == judges
-    assert note in fitted.notes
-
-
-def test_fallbacks_have_to_make_a_policy() -> None:
-    always = [{"without": "cached scores", "judges": [{"kind": "arithmetic"}]}]
-    with pytest.raises(ValidationError, match="only reject"):
-        judged(fallbacks=always)
-    with pytest.raises(ValidationError, match="without"):
-        judged(fallbacks=[FALLBACKS[0] | {"without": "magic"}])
-    with pytest.raises(ValidationError, match=r"\[score\] table has no effect|take none"):
-        Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "fallbacks": FALLBACKS})
+def test_tables_of_former_policy_files_say_what_replaces_them() -> None:
+    with pytest.raises(ValidationError, match="no table fallbacks any more: write a policy with those judges"):
+        Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "fallbacks": []})

@@ -55,7 +55,6 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[step]`": policy_tables.StepTable,
     "`[token]`": policy_tables.TokenTable,
     "`[salvage]`": policy_tables.SalvageTable,
-    "`[[fallbacks]]`": policy.FallbackTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }

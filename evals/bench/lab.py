@@ -383,7 +383,7 @@ class Figures(Record):
     interval: tuple[float, float]
     relaxed: float
     refused: float
-    again: float = 0.0  # share of the tokens that are written again
+    again: float | None = None  # share of the tokens that are written again; None if the rows do not say
     per_round: float | None  # tokens
     speeds: list[tuple[float, int]]  # by `COSTS`: times the target, and the fastest number of drafted tokens
 
@@ -407,6 +407,7 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
     )
     paired = Paired.of(right, theirs)
     # What a window relaxes depends on the number of drafted tokens.
+    answers = [row.answer for row in own if row.answer is not None]
     numbers = {how.num_drafted} if how.window else {how.num_drafted, *DRAFTED}
     exact = [row.model_copy(update={"answer": None}) for row in target.values()]
     target_tokens = sum(row.tokens for row in exact)
@@ -423,7 +424,7 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
         relaxed=sum(len(row.relaxed) for row in own) / tokens,
         refused=sum(row.trace.count(REFUSED) for row in own) / tokens,
         per_round=None if how.rule in alone else tokens / num_rounds(own, how.num_drafted),
-        again=sum(row.answer[1] - row.answer[0] for row in own if row.answer) / tokens,
+        again=sum(end - first for first, end in answers) / tokens if len(answers) == len(own) else None,
         speeds=alone.get(how.rule, speeds),
     )
 
@@ -490,7 +491,8 @@ def cells(each: Figures) -> list[str]:
     return [
         *(each.setting, str(each.problems), f"{each.correct:.1%}"),
         "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * share for share in (each.difference, *each.interval))),
-        *(f"{each.relaxed:.1%}", f"{each.refused:.1%}", f"{each.again:.1%}"),
+        *(f"{each.relaxed:.1%}", f"{each.refused:.1%}"),
+        UNKNOWN if each.again is None else f"{each.again:.1%}",
         UNKNOWN if each.per_round is None else f"{each.per_round:.2f}",
         *([f"{times:.2f}× ({number})" for times, number in each.speeds] or [UNKNOWN] * len(COSTS)),
     ]

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepspec.api.models import Pair
-from stepspec.api.policy_support import calibrated_for, fit_policy
+from stepspec.api.policy_support import fit_policy
 from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import encode_prompt
 from stepspec.chat.tools import FORMATS as CALL_FORMATS
 from stepspec.chat.tools import call_format
 from stepspec.engines.protocol import Engine
 from stepspec.errors import UsageError
+from stepspec.loop.calibrated import proposing, settings_of
 from stepspec.loop.policy import load_policy
 
 QUESTION = ({"role": "user", "content": "QUESTION"},)
@@ -107,12 +108,13 @@ def pair_facts(pair: Pair) -> PairFacts:
             policy = load_policy(name)[0]
             if pair.draft is None and policy.needs_draft:
                 raise UsageError("It needs a draft.")
-            note = fit_policy(policy, pair)[1]
-            untuned = calibrated_for(policy, pair.hash, pair.target.abilities)[1]
+            settings = settings_of(policy, pair.hash)
+            note = fit_policy(proposing(policy, settings), pair)[1]
+            steps = [each.sentences[0] for each in settings if not each.steps]
         except UsageError as error:
             policies[name] = str(error)
         else:
-            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, untuned))]) else {}
+            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, *steps[:1]))]) else {}
     draft = None if pair.draft is None else model_facts(pair.draft)
     return PairFacts(model_facts(pair.target), draft, pair.one_vocabulary, policies, notes)
 

@@ -1,11 +1,10 @@
 """Fits a policy to loaded models: chooses a drafter and judges, and rejects what the engines do not support."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 from stepspec.api.models import Pair
 from stepspec.engines.protocol import Ability, DrafterName
 from stepspec.errors import UsageError
-from stepspec.loop.calibrated import CalibratedSetting, settings_of, untuned
 from stepspec.loop.policy import Policy
 
 RETURNED: Mapping[Ability, str] = {
@@ -23,43 +22,18 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
     """Adapt a policy to the engines of a pair.
 
     Returns:
-        The policy with a drafter in place of "auto" and with the judges that the target supports, and a note for the
-        user if that is not the draft model or if other judges replace those of the policy.
+        The policy with a drafter in place of "auto", and a note for the user if that is not the draft model.
 
     Raises:
         UsageError: the engines do not support the policy; the message says what to change.
     """
-    notes: list[str | None] = []
-    policy, missing = policy.on(pair.target.abilities)
-    if missing is not None:
-        names = " and ".join(judge.name for judge in policy.judges)
-        notes.append(f"{pair.target.name} does not return {RETURNED.get(missing, missing)}: {names} judges its steps.")
+    note = None
     if policy.token.drafter == "auto":
         drafter, note = _best_drafter(pair)
-        notes.append(note)
         policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
     check_judging(policy, pair)
     _check_drafting(policy, pair)
-    return policy, " ".join(filter(None, notes)) or None
-
-
-def calibrated_for(
-    policy: Policy, pair: str, abilities: Collection[Ability]
-) -> tuple[Sequence[CalibratedSetting], str | None]:
-    """Return the calibrated settings of a policy for a pair, and a note if there are only those of other models.
-
-    Args:
-        policy: the policy as its file has it.
-        pair: hash of the models.
-        abilities: those of the target. Judges of `[[fallbacks]]` have no calibrated settings.
-
-    Raises:
-        UsageError: a file of the user's settings is damaged.
-    """
-    if not policy.judges or policy.on(abilities)[1] is not None:
-        return (), None
-    settings = settings_of(policy, pair)
-    return settings, None if settings else untuned(policy)
+    return policy, note
 
 
 def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:

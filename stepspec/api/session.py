@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from stepspec.api.models import NO_DRAFT, JudgeSpecs, Pair, close_now, load_pair
-from stepspec.api.policy_support import RETURNED, calibrated_for, fit_policy
+from stepspec.api.policy_support import RETURNED, fit_policy
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
@@ -39,7 +39,7 @@ from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
-from stepspec.loop.calibrated import CalibratedSetting, setting_at
+from stepspec.loop.calibrated import CalibratedSetting, proposing, setting_at, settings_of
 from stepspec.loop.choice import StepChoice
 from stepspec.loop.controller import run
 from stepspec.loop.judge import Panel
@@ -162,11 +162,9 @@ class StepSpec:
         if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
         try:
-            self.policy, note = fit_policy(wanted, self.pair)
+            self._calibrated = () if isinstance(policy, Policy) else settings_of(wanted, self.pair.hash)
+            self.policy, note = fit_policy(proposing(wanted, self._calibrated), self.pair)
             self._choice = StepChoice(None if record else self.policy.max_overhead)
-            self._calibrated, self._untuned = (), None
-            if not isinstance(policy, Policy):
-                self._calibrated, self._untuned = calibrated_for(wanted, self.pair.hash, self.pair.target.abilities)
             policies = {each.temperature: each.applied(self.policy) for each in self._calibrated}
             self._panels = {
                 temperature: (each, each.panel(self.pair.target.tokenizer))
@@ -176,8 +174,8 @@ class StepSpec:
             if self._owns_pair:
                 close_now(self.pair)
             raise
-        for each in filter(None, (note, self._untuned)):
-            logger.warning("%s", each)
+        if note is not None:
+            logger.warning("%s", note)
 
     def __repr__(self) -> str:
         draft = f" with the draft {self.pair.draft.name}" if self.pair.draft else " without a draft"
@@ -390,7 +388,7 @@ class StepSpec:
     ) -> tuple[str, ...]:
         """Return what a calibration does not cover in a request, and log it once in a session for each setting."""
         if setting is None:
-            return () if self._untuned is None else (self._untuned,)
+            return ()
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from stepspec.api.policy_support import calibrated_for
 from stepspec.base.printable import printable
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
@@ -58,6 +57,7 @@ from stepspec.evaluation.run import (
     load_problems,
     prompt_logprobs,
 )
+from stepspec.loop.calibrated import proposing, settings_of
 
 NUM_READ = 50
 """Problems of a run whose prompts are compared with those of a calibration."""
@@ -188,15 +188,12 @@ class _EvalPlan:
         """Execute the runs one after the other, and return their summaries and conditions."""
         policies, leave_out = self.policies, self.leave_out
         async with executor:
-            fitted = await executor.call(lambda pair: fit_policies(policies, pair, leave_out=leave_out))
-            pair, abilities = await executor.call(lambda pair: (pair.hash, pair.target.abilities))
-            found = {
-                name: calibrated_for(policy, pair, abilities)
-                for name, (policy, _) in policies.items()
-                if name in fitted.policies
-            }
+            pair = await executor.call(lambda pair: pair.hash)
+            found = {name: settings_of(policy, pair) for name, (policy, _) in policies.items()}
+            wanted = {name: (proposing(policy, found[name]), text) for name, (policy, text) in policies.items()}
+            fitted = await executor.call(lambda pair: fit_policies(wanted, pair, leave_out=leave_out))
             prompts = list[float]()
-            if any(setting.reads_prompts for settings, _ in found.values() for setting in settings):
+            if any(setting.reads_prompts for settings in found.values() for setting in settings):
                 read = partial(prompt_logprobs, self.benchmark, self.problems.problems, NUM_READ)
                 prompts = await executor.call(read)
             about = self.name, self.benchmark, self.problems, fitted.policies

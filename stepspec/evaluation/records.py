@@ -92,8 +92,7 @@ class PolicyRecord(Record):
     drafter: str | None = None
     """The drafter that ran, after the engines resolved "auto"; None in runs from before this field existed."""
     judges: Annotated[tuple[str, ...], Strict(False)] = ()
-    """Names of the judges that ran, which may be those of a table `[[fallbacks]]`; empty in runs from before this field
-    existed."""
+    """Names of the judges that ran; empty in runs from before this field existed."""
     calibrated: CalibratedSetting | None = None
     """What was calibrated for the models and the temperature; it counts before the text."""
     notes: Annotated[tuple[str, ...], Strict(False)] = ()

@@ -17,6 +17,7 @@ from stepspec.loop.certificate import NEXT_STEP, Certificate, Sha256
 from stepspec.loop.policy import Policy
 
 FOLDER = "thresholds"
+UNKNOWN = f"Without thresholds for these models the policy is token-level speculation, which is exact. {NEXT_STEP}"
 
 
 class CalibratedSetting(FileModel):
@@ -65,6 +66,9 @@ class CalibratedSetting(FileModel):
 def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:
     """Return the settings of a policy for a pair, the lowest temperature first.
 
+    If a policy ships with those of other models only, its thresholds say nothing about these: those of one pair have
+    lost 12 points of right answers on another. It then has a setting without steps.
+
     Args:
         policy: the policy as its file has it.
         pair: hash of the models, see `Pair.hash`.
@@ -74,19 +78,20 @@ def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:
     """
     shipped, own = data_folder("policies") / FOLDER / pair, user_folder() / pair
     found = {each.temperature: each for each in _matching(policy, [*shipped.glob("*.json"), *own.glob("*.json")])}
+    if not found and any(_matching(policy, [*shipped.parent.glob("*/*.json")])):
+        unknown = CalibratedSetting(policy_sha256=policy.settings_sha256, pair=pair, temperature=0, steps=False)
+        return [unknown.model_copy(update={"sentences": [UNKNOWN]})]
     return [found[temperature] for temperature in sorted(found)]
+
+
+def proposing(policy: Policy, settings: Sequence[CalibratedSetting]) -> Policy:
+    """Return the policy, without steps if no setting has any: models then need not support its judges."""
+    return policy.without_steps() if settings and not any(each.steps for each in settings) else policy
 
 
 def setting_at(settings: Sequence[CalibratedSetting], temperature: float) -> CalibratedSetting | None:
     """Return the setting for a temperature: the first one that reaches it, or else the last one."""
     return next((each for each in settings if temperature <= each.temperature), settings[-1] if settings else None)
-
-
-def untuned(policy: Policy) -> str | None:
-    """Return a sentence for models without calibrated settings, if the policy has those of other models; else None."""
-    shipped = sorted((data_folder("policies") / FOLDER).glob("*/*.json"))
-    other = next(iter(_matching(policy, shipped)), None)
-    return None if other is None else f"Thresholds were tuned for {other.pair}. {NEXT_STEP}"
 
 
 def others_from(data_sha256: str, pair: str, policy: Policy, temperature: float) -> int:

@@ -2,42 +2,37 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Literal, cast
 
-from pydantic import Field, Strict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from stepspec.base.file_model import FileModel, load_toml
+from stepspec.base.file_model import load_toml
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
-from stepspec.engines.protocol import Ability
 from stepspec.errors import UsageError
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
 from stepspec.loop.families.score import ScoreTable
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.judge import AnyJudge, Judge, ThresholdJudge
+from stepspec.loop.judge import Judge, ThresholdJudge
 from stepspec.loop.policy_tables import PolicyTables, SalvageTable
 
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
 
-NOT_HASHED = frozenset({"summary", "paper", "fallbacks"})
-"""Keys of a policy that say nothing about what it does, or belong to other engines."""
+NOT_HASHED = frozenset({"summary", "paper"})
+"""Keys of a policy that say nothing about what it does."""
 SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "max_overhead"})}
 """Keys of tables that say when a text is written, and not which text is accepted."""
 
-
-class FallbackTable(FileModel):
-    """Other judges, for targets without an ability."""
-
-    without: Ability
-    """The ability, see `Engine.abilities`. For instance, "cached scores" is missing where a target reads its whole
-    prompt again to score a step."""
-    judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = Field(min_length=1)
-    """Replaces `[[judges]]`."""
-    salvage: SalvageTable | None = None
-    """Replaces `[salvage]`."""
+CALIBRATED = "remove it, and run 'stepspec calibrate', which stores thresholds for the models"
+REMOVED = {
+    "certificate": CALIBRATED,
+    "temperatures": CALIBRATED,
+    "fallbacks": "write a policy with those judges for the models that need them",
+}
+"""Tables that policy files once had, with what to do instead."""
 
 
 class Policy(FamilyTables, PolicyTables):
@@ -45,18 +40,12 @@ class Policy(FamilyTables, PolicyTables):
 
     family: Family
     """Who writes the steps."""
-    fallbacks: Annotated[tuple[FallbackTable, ...], Strict(False)] = ()
-    """Other judges, for targets that lack an ability. The first table whose ability is missing counts, and no
-    calibrated setting does."""
 
     @model_validator(mode="before")
     @classmethod
     def _removed(cls, tables: object) -> object:
-        if isinstance(tables, Mapping) and (there := sorted({"certificate", "temperatures"} & tables.keys())):
-            raise ValueError(
-                f"policy files have no table {there[0]} any more: remove it, and run 'stepspec calibrate', which "
-                "stores thresholds for the models"
-            )
+        if isinstance(tables, Mapping) and (there := sorted(REMOVED & tables.keys())):
+            raise ValueError(f"policy files have no table {there[0]} any more: {REMOVED[there[0]]}")
         return cast("object", tables)
 
     @model_validator(mode="after")
@@ -78,22 +67,6 @@ class Policy(FamilyTables, PolicyTables):
         if self.judges and not any(judge.can_accept for judge in self.judges):
             raise ValueError(f"the judges {', '.join(names)} only reject, so every step would be rejected")
         return self
-
-    @model_validator(mode="after")
-    def _fallbacks_are_policies(self) -> "Policy":
-        for table in self.fallbacks:
-            given = {name: getattr(self, name) for name in self.model_fields_set}
-            Policy.model_validate(given | self._instead(table))
-        return self
-
-    @staticmethod
-    def _instead(table: FallbackTable) -> dict[str, Any]:
-        return {"judges": table.judges, "salvage": table.salvage, "fallbacks": ()}
-
-    def on(self, abilities: Collection[Ability]) -> tuple["Policy", Ability | None]:
-        """Return the policy for a target with these abilities, and the ability whose lack has changed the judges."""
-        table = next((each for each in self.fallbacks if each.without not in abilities), None)
-        return (self, None) if table is None else (self.model_copy(update=self._instead(table)), table.without)
 
     @property
     def settings_sha256(self) -> str:
@@ -118,7 +91,7 @@ class Policy(FamilyTables, PolicyTables):
     def without_steps(self) -> "Policy":
         """Return the policy with every step written by the target, with the same token-level speculation."""
         defaults = {name: field.get_default() for name, field in FamilyTables.model_fields.items()}
-        unjudged = {"judges": (), "judging": "all", "salvage": None, "fallbacks": (), "first_target_steps": 0}
+        unjudged = {"judges": (), "judging": "all", "salvage": None, "first_target_steps": 0}
         return self.model_copy(update={**defaults, **unjudged, "family": "target"})
 
     def with_threshold(self, threshold: float) -> "Policy":
@@ -134,7 +107,7 @@ class Policy(FamilyTables, PolicyTables):
             changed = tuple(with_threshold(judge, threshold) if judge in judges else judge for judge in self.judges)
         except ValueError as error:
             raise UsageError(f"The threshold does not fit: {error}") from None
-        return self.model_copy(update={"judges": changed, "fallbacks": ()})
+        return self.model_copy(update={"judges": changed})
 
     @property
     def settings(self) -> FamilyTable:

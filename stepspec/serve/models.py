@@ -11,6 +11,7 @@ from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.base.files import former_name, list_data_files
 from stepspec.errors import UsageError, unknown_name
+from stepspec.loop.calibrated import proposing, settings_of
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.serve.errors import NoSuchModelError, RefusedError
 from stepspec.serve.fields import Speculation
@@ -43,7 +44,7 @@ class ServedModel:
     def _supports(self, name: str) -> bool:
         policy = load_policy(name)[0]
         try:
-            fit_policy(policy, self.pair)
+            fit_policy(proposing(policy, settings_of(policy, self.pair.hash)), self.pair)
         except UsageError:
             return False
         return self.pair.draft is not None or not policy.needs_draft
@@ -80,7 +81,7 @@ class ServedModel:
                     "operator can add it with --judge."
                 )
             if threshold is not None:
-                policy = self._policy(name).on(self.pair.target.abilities)[0].with_threshold(threshold)
+                policy = load_policy(name)[0].with_threshold(threshold)
             self._sessions[key] = StepSpec(policy=policy, pair=self.pair)
             if len(self._sessions) > MAX_SESSIONS:  # thresholds of clients never displace what a policy has learned
                 del self._sessions[next(each for each in self._sessions if each[1] is not None)]

@@ -119,7 +119,7 @@ async def load_task(
     )
     given = Policy.model_validate(tomllib.loads(policy))
     check_policy(given)
-    await executor.call(partial(_check_fits, given))
+    await executor.call(partial(fit_policy, given))
     num_repeated = len(found.problems) - len(order)
     # The losses are those of speculation on every step, however fast it is.
     return Task(stored, given.without_overhead_limit(), name, benchmark, order, identity, num_repeated)
@@ -128,20 +128,6 @@ async def load_task(
 def _about(pair: Pair) -> tuple[str, dict[str, str], CalibratedModels]:
     """Return the hash of a pair, those of its models by role, and what else is stored about them."""
     return pair.hash, dict(pair.models), CalibratedModels(engine_records(pair), pair.template_sha256)
-
-
-def _check_fits(policy: Policy, pair: Pair) -> None:
-    """Check that a pair runs the judges that a calibration changes.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if (missing := policy.on(pair.target.abilities)[1]) is not None:
-        raise UsageError(
-            f"{pair.target.name} lacks {missing!r}, so the judges of the table [[fallbacks]] would run, and calibrate "
-            "changes those in [[judges]]. Put the judges of that table there, in a policy of its own."
-        )
-    fit_policy(policy, pair)
 
 
 async def calibrate(

@@ -37,7 +37,7 @@ def check_replayable(name: str, policy: Policy, recorded_name: str, recorded: Po
     Raises:
         UsageError: the policy differs in more than that, or a judge was not recorded.
     """
-    changed = {"summary", "paper", "judges", "judging", "salvage", "fallbacks"}
+    changed = {"summary", "paper", "judges", "judging", "salvage"}
     own, other = (each.model_dump(exclude=changed) for each in (policy, recorded))
     different = [key for key in own if own[key] != other[key]]
     if _redrafts(policy) != _redrafts(recorded):

@@ -43,7 +43,7 @@ def conditions(
     settings: RunSettings,
     pair: Pair,
     *,
-    calibrated: Mapping[str, tuple[Sequence[CalibratedSetting], str | None]] = MappingProxyType({}),
+    calibrated: Mapping[str, Sequence[CalibratedSetting]] = MappingProxyType({}),
     prompts: Sequence[float] = (),
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine.
@@ -55,7 +55,7 @@ def conditions(
         policies: the policies, fitted to the pair.
         settings: the user's settings.
         pair: the models.
-        calibrated: what was calibrated for these models, by policy, see `calibrated_for`.
+        calibrated: what was calibrated for these models, by policy, see `settings_of`.
         prompts: what `prompt_logprobs` returns for some of the problems.
     """
     sampling = benchmark.sampling
@@ -71,10 +71,10 @@ def conditions(
         "prompt_version": wording_version(benchmark),
     }
 
-    def record(policy: Policy, text: str, found: tuple[Sequence[CalibratedSetting], str | None]) -> PolicyRecord:
-        setting, notes = setting_at(found[0], temperature), list(filter(None, [found[1]]))
+    def record(policy: Policy, text: str, settings: Sequence[CalibratedSetting]) -> PolicyRecord:
+        setting, notes = setting_at(settings, temperature), list[str]()
         if setting is not None:
-            notes += [note for _, note in setting.notes(pair.by_role, policy.max_overhead, prompts, **about)]
+            notes = [note for _, note in setting.notes(pair.by_role, policy.max_overhead, prompts, **about)]
             policy = setting.applied(policy)
         return PolicyRecord(
             text=text,
@@ -91,9 +91,7 @@ def conditions(
     return RunRecord(
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
-        policies={
-            name: record(policy, text, calibrated.get(name, ((), None))) for name, (policy, text) in policies.items()
-        },
+        policies={name: record(policy, text, calibrated.get(name, ())) for name, (policy, text) in policies.items()},
         engines=engine_records(pair),
         pair=pair.hash,
         seed=settings.seed,

@@ -22,6 +22,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from evals.bench import lab
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, certified_settings
@@ -102,6 +103,24 @@ def read_population(folder: Path) -> Population:
         return [[right[name][problem, repeat] for repeat in range(run.num_repeats)] for problem in finished]
 
     return Population(np.array(scores(BASELINE), np.float64), np.array([scores(name) for name in others], np.float64))
+
+
+def lab_population(file: Path) -> Population:
+    """Return the outcomes in a file of `python -m evals.bench lab`: of the problems, at each temperature, that finished
+    under all settings.
+
+    Raises:
+        UsageError: there is no such problem.
+    """
+    right: dict[str, dict[tuple[float, str], float]] = {}
+    for row in lab.read_rows(file):
+        right.setdefault(row.setting, {})[row.temperature, row.problem] = row.status == "correct"
+    finished = sorted(set.intersection(*map(set, right.values()))) if BASELINE in right else []
+    if not finished or len(right) < 2:
+        raise UsageError(f"{file} has no problem that finished under the target and another setting.")
+    scores = {name: [[found[key]] for key in finished] for name, found in right.items()}
+    others = [each for name, each in scores.items() if name != BASELINE]
+    return Population(np.array(scores[BASELINE], np.float64), np.array(others, np.float64))
 
 
 def tilted(population: Population, accuracy: float | None, losses: Floats) -> Floats:
@@ -186,20 +205,22 @@ def power(changed: float, num_problems: int, simulations: int) -> Cell:
     return Cell("power", POWER_LIMIT, num_problems, 1, None, changed, certified)
 
 
-def cells(population: Population, simulations: int = SIMULATIONS) -> Iterator[Cell]:
-    """Yield all cells, several at a time on as many processes as there are cores."""
+def cells(population: Population, simulations: int = SIMULATIONS, *, powers: bool = True) -> Iterator[Cell]:
+    """Yield all cells, several at a time on as many processes as there are cores. `powers`: whether those of the power,
+    which do not depend on the population, are among them."""
     with ProcessPoolExecutor() as workers:
         repeats = [each for each in REPEATS if each <= population.target.shape[1]]
         tasks = [
             workers.submit(coverage, population, *each, simulations) for each in product(LIMITS, ACCURACIES, repeats)
         ]
-        tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
+        if powers:
+            tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
         for task in tasks:
             yield task.result()
 
 
 def certification_block(file: Path) -> str:
-    """Return two Markdown tables of what `--json` wrote: coverage and power."""
+    """Return Markdown tables of what `--json` wrote: coverage, and power if it was simulated."""
     found = [Cell(**each) for each in json.loads(file.read_text("utf-8"))["cells"]]
     coverages = [
         [f"{100 * each.limit:g} points", f"{each.accuracy:.2f}", str(each.num_repeats), f"{each.certified:.2%}"]
@@ -211,23 +232,23 @@ def certification_block(file: Path) -> str:
         if each.kind == "power":
             powers[each.changed].append(f"{each.certified:.0%}")
     sizes = [f"{each:,} problems" for each in POWER_SIZES]
-    return "\n\n".join(
-        [
-            markdown_table(["loss of every setting = limit", "accuracy", "repeats", "certified"], coverages),
-            markdown_table(["answered otherwise", *sizes], list(powers.values())),
-        ]
-    )
+    tables = [markdown_table(["loss of every setting = limit", "accuracy", "repeats", "certified"], coverages)]
+    if powers:
+        tables.append(markdown_table(["answered otherwise", *sizes], list(powers.values())))
+    return "\n\n".join(tables)
 
 
 def main(
-    run: Annotated[Path, typer.Argument(help="Folder of the run with the population.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of the run with the population, or rows of `python -m evals.bench lab`.")
+    ],
     simulations: Annotated[int, typer.Option(min=1, help="Calibrations for each cell.")] = SIMULATIONS,
     json_file: JsonOption = None,
 ) -> None:
     """Measure how often calibrations certify a policy."""
-    population = read_population(run)
+    population = lab_population(run) if run.is_file() else read_population(run)
     found: list[Cell] = []
-    for cell in cells(population, simulations):
+    for cell in cells(population, simulations, powers=not run.is_file()):
         found.append(cell)
         accuracy = "" if cell.accuracy is None else f", accuracy {cell.accuracy:.2f}"
         size = f"{cell.num_problems} x {cell.num_repeats}, limit {cell.limit:.3f}"

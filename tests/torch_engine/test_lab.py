@@ -19,6 +19,7 @@ from tiny_models import (
     slow_logits,
 )
 
+from evals.bench.certification import lab_population
 from evals.bench.lab import (
     BASELINE,
     COSTS,
@@ -237,6 +238,17 @@ def test_the_report_compares_a_setting_with_the_target_on_the_same_problems() ->
     assert exact.speeds[0] == (pytest.approx(3 / 1.12), 2)
     with pytest.raises(UsageError, match="no rows of the setting 'target'"):
         all_figures([row(1, "a", "a")])
+
+
+def test_rows_are_a_population_for_simulated_certificates(tmp_path: Path) -> None:
+    rows = [row(number, BASELINE, "aa") for number in range(5)]
+    rows += [row(number, "a", "aa", right=number > 1) for number in range(4)]
+    lines, file = [each.model_dump_json(exclude_defaults=True) + "\n" for each in rows], tmp_path / "rows.jsonl"
+    file.write_text("".join(lines))
+    assert lab_population(file).losses.tolist() == [[1, 1, 0, 0]]
+    file.write_text(lines[-1])
+    with pytest.raises(UsageError, match="no problem that finished under the target and another setting"):
+        lab_population(file)
 
 
 def test_a_front_has_what_no_other_setting_beats_in_speed_and_loss() -> None:

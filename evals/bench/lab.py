@@ -277,10 +277,10 @@ class Text:
 
     def _answer(self) -> tuple[int, int]:
         """Return from where the exact rule writes the step that answers again, and its end, as places in the trace."""
-        pieces, places = [self.tokenizer.piece(token) for token in self.out], [*self._places, len(self.trace)]
-        before, start, last = "", 0, len(pieces)
-        for end in (*(number for number, piece in enumerate(pieces, 1) if "\n\n" in piece), last):
-            step = "".join(pieces[start:end])
+        chunks, places = [self.tokenizer.piece(token) for token in self.out], [*self._places, len(self.trace)]
+        before, start, last = "", 0, len(chunks)
+        for end in (*(number for number, chunk in enumerate(chunks, 1) if "\n\n" in chunk), last):
+            step = "".join(chunks[start:end])
             if end == last or marks_answer(step, before):
                 relaxed = [place for place, _, _ in self.relaxed if start <= place < end]
                 first = relaxed[0] if relaxed and not self.temperature else start
@@ -505,7 +505,8 @@ def rows_of(found: Findings) -> list[list[str]]:
 
 def in_words(found: Findings) -> str:
     """Return what was measured."""
-    return f"pair `{found.pair}`, both models in int8; problems of {found.benchmark}"
+    weights = "int8" if found.pair == QWEN_NAME else "float32"
+    return f"pair `{found.pair}`, both models in {weights}; problems of {found.benchmark}"
 
 
 def chosen_settings(names: str | None) -> dict[str, Setting]:

@@ -117,7 +117,7 @@ class Row(Record):
     relaxed: list[tuple[int, float]]
     text: str
     answer: tuple[int, int] | None = None
-    """Places in the trace: from where the step that answers is written again, and its end; None without a rule that
+    """Positions in the trace: from where the step that answers is written again, and its end; None without a rule that
     relaxes."""
 
 

@@ -440,15 +440,6 @@ async def test_a_step_that_repeats_itself_is_aborted() -> None:
     assert play.result.counts.steps_judged == 0
 
 
-async def test_a_step_whose_entropy_stays_high_is_aborted() -> None:
-    words = " ".join(f"w{number}" for number in range(100))
-    unsure = Reply(words, chunk_size=4, hangs=True, logprobs=dict.fromkeys(range(100), -2.0))
-    stage = staged(score(step={"abort_entropy": 3.0}), steps(OWN), lambda *_: unsure)
-    play = await stage.play()
-    assert play.result.reasoning == "".join(OWN)
-    assert play.result.counts.abandoned == 16 * (len(OWN) + 1)
-
-
 async def test_many_candidates_do_not_end_the_speculation() -> None:
     """Three of four accepted candidates are wasted, which is part of the policy."""
     long = tuple(f"{'word ' * 30}number {number}.\n\n" for number in range(20))

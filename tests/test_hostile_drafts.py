@@ -155,7 +155,7 @@ class Hostile(ScriptedEngine):
         await asyncio.sleep(0)
         details = tuple(-self.rng.random() for _ in written)
         entropies = tuple(-2 * each for each in details)
-        yield TokenChunk(tuple(written), end, logprobs=details, entropies=entropies, margins=details)
+        yield TokenChunk(tuple(written), end, logprobs=details, entropies=entropies)
 
 
 async def play(seed: int, policies: Sequence[dict[str, Any]]) -> tuple[Result, Request, Recording]:

@@ -324,8 +324,10 @@ class ResultRow(Record):
         return self if node is None or self.node else self.model_copy(update={"node": node.name})
 
 
-class JudgedStepRecord(Record):
+class JudgedStepRecord(WithRemoved):
     """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
+
+    removed_fields = frozenset({"draft_entropies", "draft_margins"})
 
     index: Count
     text: str
@@ -336,8 +338,6 @@ class JudgedStepRecord(Record):
     target_logprobs: list[float] | None
     own_choices: list[bool] | None
     draft_logprobs: list[float] | None
-    draft_entropies: list[float] | None
-    draft_margins: list[float] | None
     num_salvaged: Count
     draft_s: Seconds
     judge_s: Seconds

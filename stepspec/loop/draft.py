@@ -118,7 +118,7 @@ class DraftWriter:
         recorded = request.judged_steps is not None and "logprobs" in request.draft.abilities
         logprobs = policy.needs_draft_logprobs or recorded
         call = Generate(buffer, sampling, stop, after=tuple(after), logprobs=logprobs)
-        watch, since, num_worked = StepWatch(policy.step.abort_entropy), time.perf_counter(), breaker.num_worked
+        watch, since, num_worked = StepWatch(), time.perf_counter(), breaker.num_worked
         try:
             with request.record.time("draft"):
                 num_before = len(buffer) + len(after)
@@ -126,7 +126,7 @@ class DraftWriter:
                 patience = request.choice.patience_s(num_unread, longest) or math.inf
                 patience = min(patience, policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(limits.deadline):
-                    chunk = await collect(watch.until_hopeless(request.draft.generate(call)), ids)
+                    chunk = await collect(watch.until_repeating(request.draft.generate(call)), ids)
         except TimeoutError:
             if ids:  # it works, if slowly
                 breaker.worked()
@@ -159,9 +159,7 @@ class DraftWriter:
         self._request.record.drafted(len(ids) - count, abandoned=len(ids) - count)
         del ids[count:]
         details: dict[str, Any] = {
-            name: each and each[:count]
-            for name in ("logprobs", "entropies", "margins")
-            for each in [getattr(chunk, name)]
+            name: each and each[:count] for name in ("logprobs", "entropies") for each in [getattr(chunk, name)]
         }
         return replace(chunk, ids=chunk.ids[:count], end="length", **details)
 

@@ -58,8 +58,6 @@ class Judged:
             target_logprobs=None if seen is None else seen.logprobs,
             own_choices=own_choices(proposal.ids, seen),
             draft_logprobs=proposal.logprobs,
-            draft_entropies=proposal.entropies,
-            draft_margins=proposal.margins,
             num_salvaged=num_salvaged,
             draft_s=proposal.seconds,
             judge_s=self.seconds,

@@ -271,8 +271,6 @@ class Panel:
         self._cascade, self._deadline_s = cascade, deadline_s
         self._judges = [(judge, judge.probe(tokenizer)) for judge in judges]
         self.probes = tuple(probe for _, probe in self._judges if probe is not None)
-        self.ranked_by = next((judge.name for judge in judges if judge.can_accept), None)
-        """Name of the judge whose score ranks accepted steps, the first one that can accept any."""
         self.with_models = frozenset(judge.name for judge in judges if judge.model_needs is not None)
         """Names of the judges that ask a judge model."""
 

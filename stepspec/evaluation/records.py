@@ -249,8 +249,10 @@ def strict_status(status: Status, found_by: str | None) -> Status:
     return "no_answer" if found_by == "last number" else status
 
 
-class ResultRow(Record):
+class ResultRow(WithRemoved):
     """The result of one problem under one policy, for one repeat."""
+
+    removed_fields = frozenset({"reached"})
 
     version: Literal[1] = 1
     problem: str
@@ -300,8 +302,6 @@ class ResultRow(Record):
     """Tokens of the text before the first of them; None if there is none."""
     target_passes: Count
     steps: list[StepRecord] = []
-    reached: list[tuple[Count, Seconds]] = []
-    """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
     node: str | None = None
     """The machine that it ran on; None for the one in `run.json`. A run's speeds compare times of the same machine."""
 
@@ -317,7 +317,7 @@ class ResultRow(Record):
 
     def without_steps(self) -> "ResultRow":
         """Return the row without what grows with its text, to keep many in memory."""
-        return self.model_copy(update={"steps": [], "reached": []})
+        return self.model_copy(update={"steps": []})
 
     def on(self, node: "Node | None") -> "ResultRow":
         """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
@@ -464,21 +464,6 @@ class Group(Record):
     speedup_vs_target_ci: tuple[float, float] | None
 
 
-class Stretch(Record):
-    """Figures over a stretch of the texts, such as their tokens 500 to 1,000."""
-
-    name: Name
-    n: Count
-    """Problems whose text has tokens there."""
-    tokens: Count
-    """Committed tokens there."""
-    from_draft: float
-    """Share of them that the draft wrote."""
-    tokens_per_s_ratio: float | None
-    """Committed tokens per second over the target's, for texts that have tokens there under both."""
-    tokens_per_s_ratio_ci: tuple[float, float] | None
-
-
 class Estimate(Record):
     """A figure with its 95% interval."""
 
@@ -493,7 +478,7 @@ class PolicySummary(WithRemoved):
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
-    removed_fields = frozenset({"by_last_number", "n_for_five_percent"})
+    removed_fields = frozenset({"by_last_number", "n_for_five_percent", "stretches"})
 
     n: Count
     accuracy: float
@@ -592,8 +577,6 @@ class PolicySummary(WithRemoved):
     """Figures by `level`, `subject` and `length`. The length groups are thirds of the problems by tokens under all
     policies. With thirds by one policy alone, the others would look slow where it was short by chance, and fast where
     it was long."""
-    stretches: list[Stretch] = []
-    """Figures by output position; empty if no text has 500 tokens."""
     cpu_s: Seconds | None = None
     """Processor seconds of stepspec during its blocks, in which it waited `wall_s` for answers."""
     others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))

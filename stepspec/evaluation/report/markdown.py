@@ -8,7 +8,7 @@ from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
 from stepspec.evaluation.report.figures import COLUMNS, Extra, named
 from stepspec.evaluation.report.findings import findings
-from stepspec.evaluation.report.groups import POSITION, group_tables
+from stepspec.evaluation.report.groups import group_tables
 from stepspec.evaluation.report.tables import further_columns, further_table, markdown_table, readme_table
 
 
@@ -46,4 +46,4 @@ def _groups(summary: Summary) -> Iterator[str]:
             for line in lines
         ]
         yield f"## By {words}"
-        yield markdown_table(["tokens" if words == POSITION else words, *summary.policies], rows)
+        yield markdown_table([words, *summary.policies], rows)

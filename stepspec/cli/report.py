@@ -37,7 +37,6 @@ def main(
     traces: Annotated[
         bool, typer.Option("--traces/--no-traces", help="Include the text of the steps in the page.")
     ] = True,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show the results of runs: a table in the terminal, a Markdown file and an HTML page."""
     reports = {folder: _read(folder, traces) for folder in dict.fromkeys(runs)}
@@ -54,9 +53,6 @@ def main(
     for file, folders in pages.items():
         found = [calibrations[folder] for folder in folders if folder in calibrations]
         _write(file, make_page([each for folder in folders for each in reports[folder]], found))
-    if open_page:
-        for file in pages:
-            typer.launch(file.resolve().as_uri())
 
 
 def _read(folder: Path, traces: bool) -> list[Source]:

@@ -283,8 +283,8 @@ class ScriptedEngine:
                 relaxed = tuple(place - start for place in reply.relaxed if start <= place < num_passes)
                 if not call.logprobs:
                     return TokenChunk(tuple(ids), relaxed=relaxed)
-                details = {"entropies": tuple(-2 * each for each in logprobs), "margins": (0.5,) * len(ids)}
-                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), relaxed=relaxed, **details)
+                entropies = tuple(-2 * each for each in logprobs)
+                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), entropies=entropies, relaxed=relaxed)
 
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)

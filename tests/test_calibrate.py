@@ -492,6 +492,9 @@ def test_policy_files_of_earlier_versions_are_refused_and_their_runs_are_read(fo
     given = load_policy("two-level")[0]
     assert policy_of(run, "two-level") == given.with_thresholds({"likelihood.min": -2.0}, -1.0)
     assert policy_of(run.model_copy(update={"temperature": 0.6}), "two-level") == given
+    removed = text.replace("[step]", "[step]\nabort_entropy = 2.0") + "[compare]\nwidth = 1\n"
+    old = run.model_copy(update={"policies": {"two-level": record.model_copy(update={"text": removed})}})
+    assert policy_of(old, "two-level") == given
     for wrong in ("temperatures = 3", "temperatures = [{}]", "temperatures = [{at_most = 1.0}]"):
         broken = record.model_copy(update={"text": f"{wrong}\n{text}"})
         with pytest.raises(UsageError, match="cannot be read"):

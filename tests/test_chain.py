@@ -249,8 +249,6 @@ async def test_a_server_that_reads_its_whole_text_for_scores_judges_one_step_at_
         ({"depth": 5}, "less than or equal to 4"),
         ({"depth": "auto"}, "was removed"),
         ({"look_ahead": True}, "was removed"),
-        ({"depth": 2, "candidates": 2}, "cannot both be above 1"),
-        ({"draft_answer": True, "candidates": 2}, "for one candidate a step"),
     ],
 )
 def test_bad_depths_are_sentences(score: dict[str, Any], message: str) -> None:

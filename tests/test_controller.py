@@ -341,7 +341,7 @@ async def test_a_cascade_asks_the_target_a_question_only_while_undecided() -> No
 
 @pytest.mark.parametrize(
     ("signal", "threshold", "score_of_step"),
-    [("min-logprob", -3.0, -2.0), ("first-entropy", -3.0, -0.2), ("mean-margin", 0.4, 0.5)],
+    [("min-logprob", -3.0, -2.0), ("first-logprob", -3.0, -0.1)],
 )
 async def test_a_judge_sees_what_the_draft_thought_of_its_step_without_the_tag(
     signal: str, threshold: float, score_of_step: float

@@ -13,7 +13,7 @@ from stepspec.loop.families import FAMILIES
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.policy_tables import StepTable
-from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import StepCommitted, StepJudged
 
 pytestmark = pytest.mark.anyio
 
@@ -155,20 +155,6 @@ async def test_a_repeated_step_and_one_that_was_cut_never_stand() -> None:
     policy = compare(judges=({"kind": "always"},), step={"max_step_tokens": 5})
     play = await staged(policy, steps(OWN), steps(long)).play()
     assert origins(play)[0] == ("target", OWN[0])
-
-
-async def test_of_several_drafts_side_by_side_the_first_that_stands_is_kept() -> None:
-    written = iter(["Xx.\n\n", "Yy.\n\n", OWN[0]])
-
-    def draft(number: int, text: str) -> Reply | str:
-        return next(written) if not text else steps(OWN)(number, text)
-
-    play = await staged(compare(compare={"depth": 1, "width": 3}), steps(OWN), draft, temperature=1.0).play()
-    assert origins(play)[0] == ("draft", OWN[0])
-    firsts = [event for event in play.events if isinstance(event, StepProposed | StepJudged) and event.index == 0]
-    assert [event.accepted for event in firsts if isinstance(event, StepJudged)] == [False, False, True]
-    seeds = {call.sampling.seed for call in play.draft.calls[:3] if call.sampling}
-    assert len(seeds) == 3
 
 
 async def test_a_draft_that_fails_leaves_the_target_alone() -> None:
@@ -342,18 +328,6 @@ async def test_the_time_for_the_thinking_cuts_off_a_pass_that_hangs(family: str)
     assert play.result.answer == "So 9."
 
 
-async def test_a_veto_first_does_not_rank_the_candidates() -> None:
-    written = iter(["Xx two.\n\n", "One two.\n\n"])
-
-    def draft(number: int, text: str) -> str:
-        return next(written) if not text else steps(OWN)(number, text)
-
-    judges = ({"kind": "arithmetic"}, {"kind": "likelihood", "statistic": "mean", "threshold": -8.0})
-    policy = score(judges=judges, score={"candidates": 2})
-    play = await staged(policy, steps(OWN), draft, temperature=1.0).play()
-    assert origins(play)[0] == ("draft", OWN[0])
-
-
 async def test_a_draft_that_is_never_right_is_used_no_more() -> None:
     own = [f"Step {chr(97 + number)} is here.\n\n" for number in range(26)]
     wrong = [f"Xx {chr(97 + number)} no no no no no no.\n\n" for number in range(26)]
@@ -402,33 +376,12 @@ def letters_of(written: Sequence[str]) -> Plan:
     return continued
 
 
-# Score: several candidates, and steps that are aborted
+# Score: steps that are aborted
 
 
 def score(**settings: Any) -> Policy:
     tables = {"judges": ({"kind": "likelihood", "threshold": -3.0},)} | settings
     return Policy.model_validate({"version": 1, "summary": "a test", "family": "score"} | tables)
-
-
-async def test_of_several_accepted_candidates_the_best_is_kept() -> None:
-    written = iter(["Xx two.\n\n", "One two.\n\n", "One two.\n\n", "One bad.\n\n"])
-
-    def draft(number: int, text: str) -> str:
-        return next(written) if not text else steps(OWN)(number, text)
-
-    lenient = {"kind": "likelihood", "statistic": "mean", "threshold": -8.0}
-    policy = score(judges=(lenient,), score={"candidates": 4})
-    play = await staged(policy, steps(OWN), draft, temperature=1.0).play()
-    assert origins(play)[0] == ("draft", OWN[0])
-    assert len([event for event in play.events if isinstance(event, StepProposed) and event.index == 0]) == 3
-    assert play.result.counts.abandoned == 3 * 4 + 3 * 3 * 4  # an equal one and two accepted, then three equal ones
-
-
-async def test_without_an_accepted_candidate_the_target_writes_the_step() -> None:
-    policy = score(score={"candidates": 2})
-    play = await staged(policy, steps(OWN), lambda *_: "Xx yy.\n\n", temperature=1.0).play()
-    assert play.result.reasoning == "".join(OWN)
-    assert play.result.counts.accepted == 0
 
 
 async def test_a_step_that_repeats_itself_is_aborted() -> None:
@@ -438,24 +391,6 @@ async def test_a_step_that_repeats_itself_is_aborted() -> None:
     assert play.result.reasoning == "".join(OWN)
     assert 32 <= play.result.counts.abandoned / (len(OWN) + 1) < 48
     assert play.result.counts.steps_judged == 0
-
-
-async def test_a_step_whose_entropy_stays_high_is_aborted() -> None:
-    words = " ".join(f"w{number}" for number in range(100))
-    unsure = Reply(words, chunk_size=4, hangs=True, logprobs=dict.fromkeys(range(100), -2.0))
-    stage = staged(score(step={"abort_entropy": 3.0}), steps(OWN), lambda *_: unsure)
-    play = await stage.play()
-    assert play.result.reasoning == "".join(OWN)
-    assert play.result.counts.abandoned == 16 * (len(OWN) + 1)
-
-
-async def test_many_candidates_do_not_end_the_speculation() -> None:
-    """Three of four accepted candidates are wasted, which is part of the policy."""
-    long = tuple(f"{'word ' * 30}number {number}.\n\n" for number in range(20))
-    policy = score(score={"candidates": 4}, step={"max_step_tokens": 64})
-    play = await staged(policy, steps(long), steps(long), temperature=1.0).play()
-    assert [origin for origin, _ in origins(play)] == ["draft"] * 20
-    assert play.result.counts.steps_judged == play.result.counts.steps_accepted == 20
 
 
 async def test_a_draft_that_is_slower_than_the_target_is_not_waited_for() -> None:

@@ -38,7 +38,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": ({"kind": "rating"},)},
     {"family": "score", "judges": ({"kind": "likelihood", "threshold": -3.0},), "salvage": {"min_logprob": -1.0}},
     {"family": "score", "judges": (RandomJudge(share=0.6),), "first_target_steps": 2},
-    {"family": "score", "judges": (RandomJudge(share=0.6),), "score": {"candidates": 3}},
     {"family": "score", "judges": ({"kind": "rating"},), "score": {"depth": 3, "draft_answer": True}},
     {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 4, "max_overhead": 0.05}},
     {
@@ -63,7 +62,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
         "score": {"depth": 3, "draft_answer": True, "max_overhead": 0.1},
     },
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
-    {"family": "compare", "judges": (RandomJudge(share=0.7),), "compare": {"depth": 2, "width": 3}},
+    {"family": "compare", "judges": (RandomJudge(share=0.7),), "compare": {"depth": 2}},
     {"family": "route"},
     {"family": "alternate"},
     {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
@@ -219,9 +218,7 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     if (late := request.limits.options.deadline_s) is not None and result.times.wall >= late - 1e-9:
         assert (result.finish_reason, result.limit) == ("length", "deadline") or request.transcript.ended
     check_limits(stage, result.reasoning, steps)
-    score = stage.policy.score
-    overlapping = stage.policy.family == "compare" or score.candidates > 1
-    check_times(result.times, target, draft, overlapping)
+    check_times(result.times, target, draft, stage.policy.family == "compare")
 
 
 def check_limits(stage: Stage, reasoning: str, steps: list[Step]) -> None:

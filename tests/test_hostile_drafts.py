@@ -32,7 +32,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": JUDGES, "salvage": {"min_logprob": -2.0}},
     {"family": "score", "judges": JUDGES, "salvage": {"redraft": True}, "score": {"depth": 4, "draft_answer": True}},
     {"family": "score", "judges": (RandomJudge(share=0.7),), "score": {"depth": 2, "draft_answer": True}},
-    {"family": "score", "judges": (RandomJudge(share=0.7),), "score": {"candidates": 3}},
     {
         "family": "score",
         "judges": ({"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.5},),
@@ -40,7 +39,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     },
     {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 3}},
     {"family": "compare", "judges": (RandomJudge(share=0.8),)},
-    {"family": "compare", "judges": (RandomJudge(share=0.8),), "compare": {"depth": 2, "width": 2}},
+    {"family": "compare", "judges": (RandomJudge(share=0.8),), "compare": {"depth": 2}},
     {"family": "route"},
     {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
     {"family": "alternate"},
@@ -155,7 +154,7 @@ class Hostile(ScriptedEngine):
         await asyncio.sleep(0)
         details = tuple(-self.rng.random() for _ in written)
         entropies = tuple(-2 * each for each in details)
-        yield TokenChunk(tuple(written), end, logprobs=details, entropies=entropies, margins=details)
+        yield TokenChunk(tuple(written), end, logprobs=details, entropies=entropies)
 
 
 async def play(seed: int, policies: Sequence[dict[str, Any]]) -> tuple[Result, Request, Recording]:

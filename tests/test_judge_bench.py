@@ -292,9 +292,8 @@ def test_files_without_labelled_steps_are_refused(tmp_path: Path) -> None:
 
 def test_judges_that_cannot_judge_labelled_steps_are_left_out(pair: Pair) -> None:
     compare = {"version": 1, "summary": "x", "family": "compare", "judges": [{"kind": "equivalence"}]}
-    entropy = {"kind": "draft-confidence", "signal": "first-entropy", "threshold": 0.0}
     policies = {
-        "mine": policy_of(*JUDGES, {"kind": "reward"}, entropy),
+        "mine": policy_of(*JUDGES, {"kind": "reward"}),
         "other": policy_of({"kind": "rating", "readout": "greedy"}, JUDGES[0] | {"threshold": -1.0}),
         "compare": Policy.model_validate(compare),
     }
@@ -303,8 +302,7 @@ def test_judges_that_cannot_judge_labelled_steps_are_left_out(pair: Pair) -> Non
     assert "no step has token ids of this draft" in notes["likelihood.log-ratio"]
     assert "no step has token ids of this draft" in notes["draft-confidence.mean-logprob"]
     assert "the judge model 'reward'" in notes["reward"]
-    for name in ("draft-confidence.first-entropy", "equivalence"):
-        assert notes[name] == "left out. Labelled steps have neither the target's own step nor the draft's entropies."
+    assert notes["equivalence"] == "left out. Labelled steps do not have the target's own step."
     with pytest.raises(UsageError, match=r"equivalence is left out\."):
         bench.choose_judges({"compare": policies["compare"]}, pair, [LabelledSolution.model_validate(LINE)])
     ids = [pair.target.tokenizer.encode_text(step) for step in STEPS]

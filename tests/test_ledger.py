@@ -136,15 +136,6 @@ def test_time_is_counted_even_if_the_timed_code_fails() -> None:
     assert ledger.times().target >= 0.01
 
 
-def test_the_time_of_each_output_position_is_recorded_once() -> None:
-    ledger = Ledger(10_000)
-    for accepted in (400, 100, 300, 1700):
-        ledger.add(accepted=accepted, rejected=5)
-    reached = ledger.times().reached
-    assert [tokens for tokens, _ in reached] == [500, 2500, 2500]
-    assert [seconds for _, seconds in reached] == sorted(seconds for _, seconds in reached)
-
-
 def test_the_first_commit_and_the_longest_time_between_two_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

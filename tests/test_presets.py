@@ -58,10 +58,9 @@ async def test_every_preset_answers_on_the_embedded_pair(pair: Pair, policy: str
     "tables",
     [
         {"family": "compare", "judges": [{"kind": "never"}]},
-        {"family": "compare", "judges": [{"kind": "never"}], "compare": {"depth": 2, "width": 2}},
         {"family": "route", "route": {"threshold": 0.0}},
     ],
-    ids=["compare", "two side by side", "route"],
+    ids=["compare", "route"],
 )
 @pytest.mark.parametrize("drafter", ["none", "draft-model"])
 async def test_without_lenient_decisions_a_greedy_text_is_the_target_s(
@@ -79,7 +78,7 @@ async def test_without_lenient_decisions_a_greedy_text_is_the_target_s(
 
 def test_lookahead_has_the_published_defaults() -> None:
     policy, _ = load_policy("lookahead")
-    assert (policy.family, policy.compare.depth, policy.compare.width) == ("compare", 6, 1)
+    assert (policy.family, policy.compare.depth) == ("compare", 6)
     assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 100, 0)
 
 
@@ -91,7 +90,7 @@ def test_rsd_has_the_published_defaults() -> None:
         {"kind": "reward", "model": "reward", "threshold": 0.7, "reject_below": None},
     )
     assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 4096, 0)
-    assert (policy.settings, policy.salvage) == (ScoreTable(candidates=1), None)
+    assert (policy.settings, policy.salvage) == (ScoreTable(), None)
 
 
 def test_speculative_thinking_has_the_published_lengths() -> None:

@@ -14,7 +14,7 @@ from evals.bench.ideal import ideals
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.records import Block, Failure, PolicySummary, ResultRow, StepRecord, Throughput
+from stepspec.evaluation.records import Block, Failure, PolicySummary, ResultRow, Throughput
 from stepspec.evaluation.run import summarise
 from stepspec.evaluation.run.folder import what_differs
 from stepspec.evaluation.stats import Share
@@ -325,40 +325,6 @@ def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, poli
     problems = [replace(problem, level=number % 2) for number, problem in enumerate(make_problems(120))]
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
     assert {group.name: group.n for group in summary.policies[policies[0]].groups["level"]} == {"0": 60, "1": 60}
-
-
-def test_speeds_by_output_position(tmp_path: Path) -> None:
-    """The target takes a second for 100 tokens. `two-level` takes half of that up to 1,000 tokens, and then as much."""
-    problems = make_problems(12)
-    play(tmp_path / "run", Script(answer_right), problems)
-    steps = [StepRecord(origin="draft", num_tokens=300, num_from_draft=300)] * 4
-    seconds = {
-        "target": [(500, 5.0), (1000, 10.0)],
-        "token": [(700, 7.0), (1000, 10.0)],
-        "two-level": [(1000, 5.0)] * 2,
-    }
-    rows = [
-        row.model_copy(
-            update={
-                "reached": seconds[row.policy],
-                "wall_s": 7.0 if row.policy == "two-level" else 12.0,
-                "steps": steps if row.policy == "two-level" else [],
-                "tokens": row.tokens.model_copy(update={"committed": 1200}),
-            }
-        )
-        for row in rows_of(tmp_path / "run")
-    ]
-    found = {name: policy.stretches for name, policy in summarise(make_run(problems), rows).policies.items()}
-    first, third = found["two-level"]
-    assert (first.name, first.tokens, first.from_draft, first.n) == ("0 to 500", 12 * 1000, pytest.approx(1.0), 12)
-    assert first.tokens_per_s_ratio == pytest.approx(2.0)
-    assert (third.name, third.tokens_per_s_ratio) == ("1,000 to 2,000", pytest.approx(1.0))
-    assert [each.tokens_per_s_ratio for each in found["token"]] == pytest.approx([1.0] * 3)
-    assert [each.tokens_per_s_ratio for each in found["target"]] == [None] * 3
-
-
-def test_short_texts_have_no_figures_by_output_position(tmp_path: Path) -> None:
-    assert play(tmp_path / "run", Script(answer_right), make_problems(3)).policies["two-level"].stretches == []
 
 
 def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 main = typer.Typer(help="Compare a policy with one part switched off or on at a time.", rich_markup_mode=None)
 
-CASCADE = {"kind": "draft-confidence", "signal": "min-margin", "threshold": 0.5, "reject_below": 0.0}
+CASCADE = {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.7, "reject_below": -100.0}
 """A first judge that accepts steps of which the draft was sure everywhere, and leaves all others to the next one."""
 
 

@@ -162,7 +162,10 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
 def _settings(text: str) -> Figures:
     """Return the settings in the text of a policy file, without what says nothing about them."""
     said = ("summary", "certificate", "temperatures")  # the last two are those of 0.2 and earlier
-    return {key: value for key, value in tomllib.loads(text).items() if key not in said}
+    settings = {key: value for key, value in tomllib.loads(text).items() if key not in said}
+    if settings.get("compare", {}).get("width") == 1:  # of 0.2 and earlier, where it was the default
+        del settings["compare"]["width"]
+    return settings
 
 
 @main.command("pick")

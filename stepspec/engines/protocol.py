@@ -351,8 +351,8 @@ class Generate:
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""
     logprobs: bool = False
-    """Whether to return the log-probabilities of the generated ids, and entropies and margins if the engine has them.
-    Requires the ability `logprobs`."""
+    """Whether to return the log-probabilities of the generated ids, and entropies if the engine has them. Requires the
+    ability `logprobs`."""
     after: Sequence[int] = ()
     """Ids after the prompt that are not part of it yet, such as steps that are not judged. The continuation follows
     them."""
@@ -381,8 +381,6 @@ class TokenChunk:
     entropies: tuple[float, ...] | None = None
     """The entropy, in nats, of the model's distribution at each id, at temperature 1 and without penalty, bias or mask;
     None without the ability `entropies`."""
-    margins: tuple[float, ...] | None = None
-    """How much more probable the most likely token is than the second at each id, like `entropies`."""
     relaxed: tuple[int, ...] | None = None
     """Positions in `ids` of relaxed tokens, which the exact rule with the same random numbers would have rejected; see
     `Acceptance`. None if the engine does not know."""
@@ -468,8 +466,8 @@ Ability = Literal[
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
 log-probs of labels. `cached scores`: for scores and choices it reads only what is not in its prefix cache. `samples`:
-it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and
-margins. `json schema`: `generate` supports a schema. `penalties`: the presence and the frequency penalty also count the
+it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies.
+`json schema`: `generate` supports a schema. `penalties`: the presence and the frequency penalty also count the
 output before the call. `forget`: `forget` clears all caches, and groups are kept apart.
 """
 
@@ -776,21 +774,19 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | 
         EngineError: the call ended without a last chunk.
     """
     ids: list[int] = [] if so_far is None else so_far
-    logprobs, entropies, margins, relaxed = list[float](), list[float](), list[float](), list[int]()
+    logprobs, entropies, relaxed = list[float](), list[float](), list[int]()
     async with aclosing(chunks):
         async for chunk in chunks:
             relaxed.extend(len(ids) + place for place in chunk.relaxed or ())
             ids.extend(chunk.ids)
             logprobs.extend(chunk.logprobs or ())
             entropies.extend(chunk.entropies or ())
-            margins.extend(chunk.margins or ())
             if chunk.end is not None:
                 return replace(
                     chunk,
                     ids=tuple(ids),
                     logprobs=None if chunk.logprobs is None else tuple(logprobs),
                     entropies=None if chunk.entropies is None else tuple(entropies),
-                    margins=None if chunk.margins is None else tuple(margins),
                     relaxed=None if chunk.relaxed is None else tuple(relaxed),
                 )
     raise EngineError("The engine ended a generation without a reason.")

@@ -160,8 +160,8 @@ def choose_judges(
         try:
             check_judging(policies[title].model_copy(update={"judges": (judge,), "salvage": None}), pair)
             judge.probe(pair.target.tokenizer)
-            if "score" not in judge.families or "entropies" in judge.draft_needs:
-                raise UsageError("Labelled steps have neither the target's own step nor the draft's entropies.")
+            if "score" not in judge.families:
+                raise UsageError("Labelled steps do not have the target's own step.")
             if judge.draft_needs and not any(draft_ids(pair, each) for each in solutions):
                 raise UsageError("It needs the draft's log-probabilities, and no step has token ids of this draft.")
             judges[name] = judge

@@ -248,8 +248,10 @@ def strict_status(status: Status, found_by: str | None) -> Status:
     return "no_answer" if found_by == "last number" else status
 
 
-class ResultRow(Record):
+class ResultRow(WithRemoved):
     """The result of one problem under one policy, for one repeat."""
+
+    removed_fields = frozenset({"reached"})
 
     version: Literal[1] = 1
     problem: str
@@ -299,8 +301,6 @@ class ResultRow(Record):
     """Tokens of the text before the first of them; None if there is none."""
     target_passes: Count
     steps: list[StepRecord] = []
-    reached: list[tuple[Count, Seconds]] = []
-    """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
     node: str | None = None
     """The machine that it ran on; None for the one in `run.json`. A run's speeds compare times of the same machine."""
 
@@ -316,15 +316,17 @@ class ResultRow(Record):
 
     def without_steps(self) -> "ResultRow":
         """Return the row without what grows with its text, to keep many in memory."""
-        return self.model_copy(update={"steps": [], "reached": []})
+        return self.model_copy(update={"steps": []})
 
     def on(self, node: "Node | None") -> "ResultRow":
         """Return the row as one of a machine, unless it already is one of another or the machine is `run.json`'s."""
         return self if node is None or self.node else self.model_copy(update={"node": node.name})
 
 
-class JudgedStepRecord(Record):
+class JudgedStepRecord(WithRemoved):
     """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
+
+    removed_fields = frozenset({"draft_entropies", "draft_margins"})
 
     index: Count
     text: str
@@ -335,8 +337,6 @@ class JudgedStepRecord(Record):
     target_logprobs: list[float] | None
     own_choices: list[bool] | None
     draft_logprobs: list[float] | None
-    draft_entropies: list[float] | None
-    draft_margins: list[float] | None
     num_salvaged: Count
     draft_s: Seconds
     judge_s: Seconds
@@ -463,21 +463,6 @@ class Group(Record):
     speedup_vs_target_ci: tuple[float, float] | None
 
 
-class Stretch(Record):
-    """Figures over a stretch of the texts, such as their tokens 500 to 1,000."""
-
-    name: Name
-    n: Count
-    """Problems whose text has tokens there."""
-    tokens: Count
-    """Committed tokens there."""
-    from_draft: float
-    """Share of them that the draft wrote."""
-    tokens_per_s_ratio: float | None
-    """Committed tokens per second over the target's, for texts that have tokens there under both."""
-    tokens_per_s_ratio_ci: tuple[float, float] | None
-
-
 class Estimate(Record):
     """A figure with its 95% interval."""
 
@@ -492,7 +477,7 @@ class PolicySummary(WithRemoved):
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
-    removed_fields = frozenset({"by_last_number", "n_for_five_percent"})
+    removed_fields = frozenset({"by_last_number", "n_for_five_percent", "stretches"})
 
     n: Count
     accuracy: float
@@ -591,8 +576,6 @@ class PolicySummary(WithRemoved):
     """Figures by `level`, `subject` and `length`. The length groups are thirds of the problems by tokens under all
     policies. With thirds by one policy alone, the others would look slow where it was short by chance, and fast where
     it was long."""
-    stretches: list[Stretch] = []
-    """Figures by output position; empty if no text has 500 tokens."""
     cpu_s: Seconds | None = None
     """Processor seconds of stepspec during its blocks, in which it waited `wall_s` for answers."""
     others_share: Fraction | None = Field(default=None, validation_alias=AliasChoices("others_share", "others"))

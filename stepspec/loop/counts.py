@@ -119,5 +119,3 @@ class Times:
     """Seconds until the first chunk of the answer."""
     longest_gap: float | None = None
     """Longest time between two commits, of steps or of chunks of the answer; None with fewer than two."""
-    reached: tuple[tuple[int, float], ...] = ()
-    """Committed tokens and seconds when the text first had as many tokens as each of `ledger.POSITIONS`."""

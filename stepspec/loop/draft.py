@@ -5,15 +5,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from stepspec.engines.protocol import Generate, Sampling, Stop, TokenChunk, collect, side_by_side
+from stepspec.engines.protocol import Generate, Sampling, Stop, TokenChunk, collect
 from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.loop.hopeless import StepWatch
-from stepspec.loop.ledger import ahead
 from stepspec.loop.request import Request
 from stepspec.loop.result import NotProposed
-from stepspec.loop.step import Proposal, StepProposed
+from stepspec.loop.step import Proposal
 
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
@@ -28,32 +28,13 @@ class DraftWriter:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._samplings: dict[int, Sampling] = {}
         self._num_read = 0  # tokens that the draft has read
         self.held: Proposal | None = None
 
-    async def siblings(self, count: int) -> list[Proposal]:
-        """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
-        target then continues alone."""
-        request, record = self._request, self._request.record
-        if request.sampling.temperature == 0:  # all are equal
-            found = [await self.step()]
-        else:
-            with record.waiting("draft"):
-                found = await side_by_side(*(ahead(self.step, sibling) for sibling in range(count)))
-        different: dict[str, Proposal] = {}
-        for proposal in found:
-            if proposal is not None and different.setdefault(proposal.text, proposal) is not proposal:
-                record.abandoned(len(proposal.ids))
-        index, record.has_proposed = len(request.transcript.steps), bool(different)
-        record.emit(StepProposed(index, each.text, len(each.ids)) for each in different.values())
-        return [*different.values()]
-
-    async def step(self, sibling: int = 0, after: Sequence[int] = (), index: int | None = None) -> Proposal | None:
+    async def step(self, after: Sequence[int] = (), index: int | None = None) -> Proposal | None:
         """Return a step of the draft, counted. None if the draft failed or was too slow.
 
         Args:
-            sibling: see `text`.
             after: see `text`.
             index: the step's number; that of the open step by default.
         """
@@ -62,7 +43,7 @@ class DraftWriter:
         stop = request.transcript.rest_of_step(request.limits.room - len(after), after)
         proposal = None
         try:
-            proposal = await self.text(stop, ids, after, sibling)
+            proposal = await self.text(stop, ids, after)
         finally:  # the draft may be stopped
             request.record.drafted(len(ids), abandoned=0 if proposal else len(ids))
         if proposal is None:
@@ -95,7 +76,7 @@ class DraftWriter:
         return held.followed_by(draft)
 
     async def text(
-        self, stop: Stop, ids: list[int], after: Sequence[int] = (), sibling: int = 0, *, coupled: bool = False
+        self, stop: Stop, ids: list[int], after: Sequence[int] = (), *, coupled: bool = False
     ) -> Proposal | None:
         """Return a text of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
 
@@ -103,22 +84,21 @@ class DraftWriter:
             stop: where it ends.
             ids: receives the ids as they arrive.
             after: uncommitted ids before it.
-            sibling: number of the step among those at the same place. Each has its own random seed.
             coupled: whether the draft uses the target's own random numbers, with which it more often writes what the
                 target would. Only for texts of which the target's own choices are kept.
         """
         request, breaker, limits = self._request, self._request.breaker, self._request.limits
-        if request.draft is None or not (breaker.is_closed if sibling else breaker.allows()):
+        if request.draft is None or not breaker.allows():
             request.not_proposed = "the draft failed"
             return None
         is_step = not coupled
         policy, buffer = request.policy, request.transcript.buffer
-        coupled = coupled or (policy.step_level_exact and not sibling)
-        sampling = request.sampling if coupled else self._sampling(sibling)
+        coupled = coupled or policy.step_level_exact
+        sampling = request.sampling if coupled else self._sampling
         recorded = request.judged_steps is not None and "logprobs" in request.draft.abilities
         logprobs = policy.needs_draft_logprobs or recorded
         call = Generate(buffer, sampling, stop, after=tuple(after), logprobs=logprobs)
-        watch, since, num_worked = StepWatch(policy.step.abort_entropy), time.perf_counter(), breaker.num_worked
+        watch, since, num_worked = StepWatch(), time.perf_counter(), breaker.num_worked
         try:
             with request.record.time("draft"):
                 num_before = len(buffer) + len(after)
@@ -126,17 +106,17 @@ class DraftWriter:
                 patience = request.choice.patience_s(num_unread, longest) or math.inf
                 patience = min(patience, policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(limits.deadline):
-                    chunk = await collect(watch.until_hopeless(request.draft.generate(call)), ids)
+                    chunk = await collect(watch.until_repeating(request.draft.generate(call)), ids)
         except TimeoutError:
             if ids:  # it works, if slowly
                 breaker.worked()
-            elif num_worked == breaker.num_worked and not limits.expired and not sibling:
+            elif num_worked == breaker.num_worked and not limits.expired:
                 breaker.failed()
             why: NotProposed = "the draft was too slow"
         except UsageError as error:  # says nothing about other requests
             why = "no room in the context" if isinstance(error, ContextError) else "the draft rejects the text"
         except EngineError:
-            if not limits.expired and not sibling:
+            if not limits.expired:
                 breaker.failed()
             why = "the draft failed"
         else:
@@ -159,17 +139,14 @@ class DraftWriter:
         self._request.record.drafted(len(ids) - count, abandoned=len(ids) - count)
         del ids[count:]
         details: dict[str, Any] = {
-            name: each and each[:count]
-            for name in ("logprobs", "entropies", "margins")
-            for each in [getattr(chunk, name)]
+            name: each and each[:count] for name in ("logprobs", "entropies") for each in [getattr(chunk, name)]
         }
         return replace(chunk, ids=chunk.ids[:count], end="length", **details)
 
-    def _sampling(self, sibling: int) -> Sampling:
-        """Return the draft's sampling, with other random numbers for each step at the same place."""
-        if sibling not in self._samplings:  # making one checks all its settings
-            self._samplings[sibling] = self._request.sampling.reseeded(DRAFT_SEED * (sibling + 1))
-        return self._samplings[sibling]
+    @cached_property
+    def _sampling(self) -> Sampling:
+        """The draft's sampling, with other random numbers than the target's. Making one checks all its settings."""
+        return self._request.sampling.reseeded(DRAFT_SEED)
 
 
 def is_hopeless(request: Request, proposal: Proposal, before: str) -> bool:

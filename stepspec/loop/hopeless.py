@@ -1,51 +1,34 @@
-"""Abort a draft step that repeats itself or stays unsure."""
+"""Abort a draft step that repeats itself."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from statistics import fmean
 
 from stepspec.engines.protocol import TokenChunk
 
 REPEATED, MAX_PERIOD = 32, 8
-"""A step is hopeless if its last tokens, as many as the first number, repeat with a period up to the second."""
-
-WINDOW = 16
-"""Number of last tokens whose mean entropy is compared with the bound."""
+"""A step is aborted if its last tokens, as many as the first number, repeat with a period up to the second."""
 
 
 class StepWatch:
-    """Watches one step: whether it repeats itself, and whether its entropy stays low.
+    """Watches whether one step repeats itself."""
 
-    Args:
-        max_entropy: bound on the mean entropy of the last `WINDOW` tokens, in nats; None for no bound.
-    """
-
-    def __init__(self, max_entropy: float | None) -> None:
-        self._max_entropy = max_entropy
+    def __init__(self) -> None:
         self._ids: list[int] = []
-        self._entropies: list[float] = []
         self.aborted = False
-        """Whether the step is hopeless."""
 
-    async def until_hopeless(self, chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the chunks of the step until it ends or turns out hopeless.
+    async def until_repeating(self, chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the chunks of the step until it ends or repeats itself.
 
         A step that arrives in one chunk, such as one from a server, is only marked.
         """
         async with aclosing(chunks):
             async for chunk in chunks:
                 self._ids = [*self._ids, *chunk.ids][-REPEATED:]
-                self._entropies = [*self._entropies, *(chunk.entropies or ())][-WINDOW:]
-                self.aborted = repeats(self._ids) or self._is_unsure
+                self.aborted = repeats(self._ids)
                 yield replace(chunk, end="length") if self.aborted and chunk.end is None else chunk
                 if self.aborted:
                     return
-
-    @property
-    def _is_unsure(self) -> bool:
-        bound = self._max_entropy
-        return bound is not None and len(self._entropies) == WINDOW and fmean(self._entropies) > bound
 
 
 def repeats(ids: Sequence[int]) -> bool:

@@ -55,8 +55,6 @@ class Evidence:
             target's pass, or if the engine does not return its choices.
         draft_logprobs: log-probabilities of the draft's own tokens of the step, at temperature 1; None unless a judge
             needs them. With another vocabulary, their number differs from that of the target's.
-        draft_entropies: entropies of the distributions that these tokens were chosen from, in nats.
-        draft_margins: differences between the two highest probabilities of these distributions.
         verification: the target's pass over the step, with the log-probs of its tokens if the judge needs `scores`;
             None for a judge with `asks_target` false.
         choice: the target's most likely token after the judge's probe; None without a probe.
@@ -74,8 +72,6 @@ class Evidence:
     step: str
     ids: Sequence[int] = ()
     draft_logprobs: tuple[float, ...] | None = None
-    draft_entropies: tuple[float, ...] | None = None
-    draft_margins: tuple[float, ...] | None = None
     verification: Verification | None = None
     own_choices: Sequence[bool] | None = None
     probe: Probe | None = None
@@ -97,8 +93,7 @@ class Evidence:
         group: str | None = None,
     ) -> "Evidence":
         """Return what is known of a draft's step before the target has read it."""
-        seen = step.written, step.logprobs, step.entropies, step.margins
-        return cls(question, committed, step.text, *seen, models=models, group=group)
+        return cls(question, committed, step.text, step.written, step.logprobs, models=models, group=group)
 
 
 class Judge(FileModel, ABC):
@@ -134,7 +129,7 @@ class Judge(FileModel, ABC):
 
     @property
     def draft_needs(self) -> frozenset[Ability]:
-        """Abilities that the draft needs for this judge: `logprobs` or `entropies`."""
+        """Abilities that the draft needs for this judge: `logprobs` or none."""
         return frozenset()
 
     def probe(self, tokenizer: Tokenizer) -> Probe | None:
@@ -276,8 +271,6 @@ class Panel:
         self._cascade, self._deadline_s = cascade, deadline_s
         self._judges = [(judge, judge.probe(tokenizer)) for judge in judges]
         self.probes = tuple(probe for _, probe in self._judges if probe is not None)
-        self.ranked_by = next((judge.name for judge in judges if judge.can_accept), None)
-        """Name of the judge whose score ranks accepted steps, the first one that can accept any."""
         self.with_models = frozenset(judge.name for judge in judges if judge.model_needs is not None)
         """Names of the judges that ask a judge model."""
 

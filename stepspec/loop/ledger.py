@@ -19,9 +19,6 @@ Role = Literal["queue", "draft", "judge", "target", "controller"]
 _AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)
 """Whether the running task works ahead of the request, which does not wait for it yet."""
 
-POSITIONS = (500, 1000, 2000, 4000)
-"""Lengths of a text, in committed tokens, whose times are recorded."""
-
 FIRSTS: Mapping[type[Event], str] = {
     StepCommitted: "first_step",
     AnswerDelta: "first_answer",
@@ -55,7 +52,6 @@ class Ledger:
         self._shown_at: float | None = None
         self._longest_gap: float | None = None
         self._counts = dict.fromkeys((each.name for each in fields(Counts)), 0)
-        self._reached: list[tuple[int, float]] = []
         self.token_rounds: TokenRounds | None = None
         """Rounds of token-level speculation; None if the target's engine does not report them."""
         self.first_relaxed: int | None = None
@@ -142,10 +138,6 @@ class Ledger:
         """
         for name, number in counts.items():
             self._counts[name] += number
-        if len(self._reached) < len(POSITIONS) and self._num_committed >= POSITIONS[len(self._reached)]:
-            mark = self._num_committed, time.perf_counter() - self._started
-            passed = sum(position <= mark[0] for position in POSITIONS) - len(self._reached)
-            self._reached.extend([mark] * passed)
 
     def add_target_call(self, chunk: TokenChunk, *, first: bool = True) -> None:
         """Add the passes and token-level counts of the last chunk of a target call.
@@ -209,7 +201,7 @@ class Ledger:
         other = max(0.0, wall - sum(self._seconds.values()))
         busy = {f"busy_{role}": seconds for role, seconds in self._busy.items()}
         seconds = self._seconds | busy | self._firsts
-        return Times(**seconds, other=other, wall=wall, longest_gap=self._longest_gap, reached=tuple(self._reached))
+        return Times(**seconds, other=other, wall=wall, longest_gap=self._longest_gap)
 
 
 async def ahead(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:

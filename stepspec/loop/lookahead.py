@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -63,41 +62,35 @@ class StepAhead:
 
 @dataclass
 class StepComparison:
-    """The target's own step at a place, the draft steps that were compared with it, and the accepted one."""
+    """The target's own step at a place, the draft step that was compared with it, and the verdict on that."""
 
     own: StepAhead
-    compared: list[tuple[StepAhead, Verdict]] = field(default_factory=list[tuple[StepAhead, Verdict]])
-    accepted: StepAhead | None = None
+    draft: StepAhead | None = None
+    verdict: Verdict | None = None
 
-    def reject(self) -> None:
-        """Let the target's own step stand."""
-        self.accepted = None
-        self.compared = [(draft, replace(verdict, accepted=False)) for draft, verdict in self.compared]
+    @property
+    def accepted(self) -> StepAhead | None:
+        """The draft step, if it was accepted."""
+        return self.draft if self.verdict is not None and self.verdict.accepted else None
 
 
 @dataclass(frozen=True)
-class Branches:
-    """What is written at a place: the target's own step, and the draft's steps, each with what follows it."""
+class LookaheadBranch:
+    """What is written at a place: the target's own step, and the draft's with what follows it, if it writes one."""
 
     place: LookaheadPosition
     started: float
     own: "asyncio.Task[StepAhead | None]"
-    drafts: "list[tuple[asyncio.Task[StepAhead | None], asyncio.Task[Branches | None]]]"
-
-    @property
-    def tasks(self) -> "list[asyncio.Task[Any]]":
-        """Everything that is written here and after here."""
-        return [self.own, *(task for pair in self.drafts for task in pair)]
+    draft: "asyncio.Task[StepAhead | None] | None" = None
+    following: "asyncio.Task[LookaheadBranch | None] | None" = None
 
 
 class Lookahead:
     """The steps ahead of a request, from one commit to the next. On exit, unfinished work is cancelled and counted."""
 
-    def __init__(self, loop: StepLoop, width: int) -> None:
-        """`width`: number of draft steps at each place. At temperature 0 all are equal, so there is one."""
+    def __init__(self, loop: StepLoop) -> None:
         self._loop, self._request = loop, loop.request
-        self._width = width if self._request.sampling.temperature > 0 else 1
-        self._tasks: dict[asyncio.Task[Any] | None, list[asyncio.Task[Any]]] = defaultdict(list)  # by parent
+        self._tasks: list[asyncio.Task[Any]] = []
         self._steps: list[StepAhead] = []
         self._draft_failed = False
 
@@ -107,10 +100,9 @@ class Lookahead:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [task for children in self._tasks.values() for task in children]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
         record = self._request.record
         for step in self._steps:
             if step.committed:
@@ -128,25 +120,20 @@ class Lookahead:
     def start(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> "asyncio.Task[T]":
         """Start work that the request does not wait for yet."""
         task = asyncio.create_task(ahead(work, *arguments))
-        self._tasks[asyncio.current_task()].append(task)
+        self._tasks.append(task)
         return task
 
-    def drop(self, tasks: "Iterable[asyncio.Task[Any]]") -> None:
-        """Cancel work, and all work that it has started."""
-        for task in tasks:
-            task.cancel()
-            self.drop(self._tasks[task])
-
-    def look(self, place: LookaheadPosition, depth: int) -> Branches:
-        """Start the target's own step at a place, and the draft's, with everything after them up to a depth."""
+    def look(self, place: LookaheadPosition, depth: int) -> LookaheadBranch:
+        """Start the target's own step at a place, and the draft's, with everything after it up to a depth."""
         started, own = time.perf_counter(), self.start(self.write, place)
-        drafts = [self.start(self.draft, place, sibling) for sibling in range(self._width if depth else 0)]
-        following = [(draft, self.start(self._follow, place, draft, depth - 1)) for draft in drafts]
-        return Branches(place, started, own, following)
+        if not depth:
+            return LookaheadBranch(place, started, own)
+        draft = self.start(self.draft, place)
+        return LookaheadBranch(place, started, own, draft, self.start(self._follow, place, draft, depth - 1))
 
     async def _follow(
         self, place: LookaheadPosition, draft: "asyncio.Task[StepAhead | None]", depth: int
-    ) -> Branches | None:
+    ) -> LookaheadBranch | None:
         found = await draft
         if found is None or found.step.tag is not None or not self._may_stand(place, found.step):
             return None
@@ -159,12 +146,14 @@ class Lookahead:
         with self._request.record.waiting(role):
             return await task
 
-    async def wait_for_draft(self, branches: Branches, draft: "asyncio.Task[StepAhead | None]") -> StepAhead | None:
-        """Return a draft step; None if it takes more than twice as long as the target's own.
+    async def wait_for_draft(self, branch: LookaheadBranch) -> StepAhead | None:
+        """Return the draft step; None without one, or if it takes more than twice as long as the target's own.
 
         The target then continues alone, as looking ahead cannot save time.
         """
-        patience = max(MIN_PATIENCE_S, time.perf_counter() - branches.started)
+        if (draft := branch.draft) is None:
+            return None
+        patience = max(MIN_PATIENCE_S, time.perf_counter() - branch.started)
         with self._request.record.waiting("draft"):
             await asyncio.wait([draft], timeout=patience)
         if draft.done():
@@ -172,11 +161,8 @@ class Lookahead:
         self._draft_failed, self._request.not_proposed = True, "the draft was too slow"
         return None
 
-    async def draft(self, place: LookaheadPosition, sibling: int = 0) -> StepAhead | None:
-        """Return the draft's next step at a place; None if it failed, was too slow, or has no room.
-
-        Steps of other `sibling` numbers have other random seeds.
-        """
+    async def draft(self, place: LookaheadPosition) -> StepAhead | None:
+        """Return the draft's next step at a place; None if it failed, was too slow, or has no room."""
         request, since = self._request, time.time_ns()
         room = request.limits.room - len(place.ids)
         if room <= 0:
@@ -184,11 +170,11 @@ class Lookahead:
         step = self._step_ahead("draft")
         try:
             stop = request.transcript.rest_of_step(room, place.ids)
-            step.finished = await self._loop.draft.text(stop, step.ids, place.ids, sibling)
+            step.finished = await self._loop.draft.text(stop, step.ids, place.ids)
         finally:
             request.record.drafted(len(step.ids))
         if step.finished is None:
-            self._draft_failed |= not place.ids and not sibling
+            self._draft_failed |= not place.ids
             return None
         request.record.proposed(since, self._index(place), len(step.ids))
         return step
@@ -261,9 +247,7 @@ class Lookahead:
                 verdict = await self._judge(place, step, own)
         draft.compared = True
         self._request.record.reviewed(since, self._index(place), verdict)
-        comparison.compared.append((draft, verdict))
-        if verdict.accepted:
-            comparison.accepted = draft
+        comparison.draft, comparison.verdict = draft, verdict
         return verdict.accepted
 
     async def _judge(self, place: LookaheadPosition, step: Proposal, own: Proposal) -> Verdict:
@@ -294,17 +278,17 @@ class Lookahead:
         request = self._request
         for number, comparison in enumerate(path):
             if self._may_be_last(path, number):
-                comparison.reject()
+                assert comparison.verdict is not None
+                comparison.verdict = replace(comparison.verdict, accepted=False)  # the target's own step stands
                 path = path[: number + 1]
-            index, last = len(request.transcript.steps), None
-            for draft, verdict in comparison.compared:
-                last = verdict
+            index, draft, verdict = len(request.transcript.steps), comparison.draft, comparison.verdict
+            if draft is not None and verdict is not None:
                 request.record.judged(by_judges=draft.judged)
                 request.record.emit([StepProposed(index, draft.step.text, len(draft.step.ids))])
                 request.record.emit([StepJudged(index, verdict.accepted, verdict.scores)])
             step = comparison.accepted or comparison.own
             step.committed = True
-            self._loop.committer.whole(step.step, step.writer, last)
+            self._loop.committer.whole(step.step, step.writer, verdict)
             if not request.transcript.thinking or number + 1 == len(path):
                 break
         return bool(path) and not self._draft_failed

@@ -152,8 +152,6 @@ class Policy(FamilyTables, PolicyTables):
             raise ValueError(f"acceptance {self.token.acceptance!r} is for family 'target', not {self.family!r}")
         if self.salvage is not None and not self.settings.reads_steps:
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
-        if self.step.abort_entropy is not None and not self.settings.speculates:
-            raise ValueError(f"abort_entropy has no effect in family {self.family!r}")
         if self.first_target_steps and not self.settings.speculates:
             raise ValueError(f"first_target_steps has no effect in family {self.family!r}")
         if self.judging != "all" and not self.settings.judged:

@@ -36,9 +36,6 @@ class StepTable(FileModel):
     judge_deadline_s: float = Field(default=10.0, gt=0)
     """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step;
     a judge `decision` is undecided."""
-    abort_entropy: float | None = Field(default=None, gt=0)
-    """Rejects a draft step whose last 16 tokens have a mean entropy above this, in nats, and aborts it where the draft
-    delivers it in chunks."""
 
 
 class TokenTable(FileModel):
@@ -182,5 +179,4 @@ class PolicyTables(FileModel, ABC):
     @property
     def draft_needs(self) -> frozenset[Ability]:
         """Abilities that the draft needs."""
-        needs = frozenset[Ability]({"entropies"} if self.step.abort_entropy is not None else ())
-        return needs.union(self.settings.draft_needs, *(judge.draft_needs for judge in self.judges))
+        return frozenset[Ability]().union(self.settings.draft_needs, *(judge.draft_needs for judge in self.judges))

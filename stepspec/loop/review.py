@@ -1,17 +1,15 @@
 """How draft steps are judged: the panel of judges, and one pass of the target that all who need it read."""
 
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from stepspec.engines.protocol import Verification, check_room, side_by_side
+from stepspec.engines.protocol import Verification, check_room
 from stepspec.errors import ContextError, UnknownIdError
 from stepspec.loop.chain import Chain
 from stepspec.loop.draft import is_hopeless
 from stepspec.loop.judge import Evidence, Verifier, own_choices
-from stepspec.loop.ledger import ahead
 from stepspec.loop.request import Request
 from stepspec.loop.step import JudgedStep, Proposal, StepJudged, StepProposed, Verdict
 from stepspec.loop.step_pass import ChainPass, StepPass
@@ -58,8 +56,6 @@ class Judged:
             target_logprobs=None if seen is None else seen.logprobs,
             own_choices=own_choices(proposal.ids, seen),
             draft_logprobs=proposal.logprobs,
-            draft_entropies=proposal.entropies,
-            draft_margins=proposal.margins,
             num_salvaged=num_salvaged,
             draft_s=proposal.seconds,
             judge_s=self.seconds,
@@ -73,33 +69,6 @@ class Reviewer:
     def __init__(self, request: Request, target: TargetWriter) -> None:
         self._request, self._target = request, target
 
-    async def best(self, proposals: Sequence[Proposal]) -> AsyncGenerator[Judged, None]:
-        """Judge steps side by side. Yield the best one that is accepted, or else the best one. Yields none if there is
-        none that the target can read before the deadline.
-
-        Empty steps, repeated steps and tool calls are rejected without asking the judges. The target cannot read a step
-        that does not fit its context, or that has a token which it does not have. The context may still have room for
-        writing then.
-        """
-        record = self._request.record
-        with record.waiting("judge"):
-            found = await side_by_side(*(ahead(self.judge, proposal) for proposal in proposals))
-        judged = [each for each in found if each is not None]
-        best = max(judged, key=lambda each: (each.accepted, self._rank(each.verdict)), default=None)
-        for each in judged:
-            spare = each is not best and (each.accepted or each.proposal.aborted)
-            if spare:
-                record.abandoned(len(each.proposal.ids))
-            elif each is not best:
-                record.rejected(len(each.proposal.ids))
-            self._tell(replace(each, by_judges=each.by_judges and not spare), accepted=each.accepted and each is best)
-        if best is not None:
-            yield best
-
-    def _rank(self, verdict: Verdict) -> float:
-        score = None if self._request.panel.ranked_by is None else verdict.scores.get(self._request.panel.ranked_by)
-        return -math.inf if score is None else score
-
     def _tell(self, judged: Judged, *, accepted: bool) -> None:
         self._request.record.judged(by_judges=judged.by_judges)
         index = len(self._request.transcript.steps)
@@ -109,7 +78,9 @@ class Reviewer:
         """Yield the steps of a chain as they are judged. The caller commits each of them before it takes the next one.
 
         It ends after a rejected step, at the end of the thinking, and at a step that the target cannot read before the
-        deadline; see `best`. An answer after the thinking comes with the last step.
+        deadline. Empty steps, repeated steps and tool calls are rejected without asking the judges. The target cannot
+        read a step that does not fit its context, or that has a token which it does not have. The context may still
+        have room for writing then. An answer after the thinking comes with the last step.
         """
         request, transcript, record = self._request, self._request.transcript, self._request.record
         shared = ChainPass(chain, self._target.read) if len(chain.steps) > 1 or chain.answer else None

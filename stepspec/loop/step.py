@@ -26,12 +26,10 @@ class Proposal:
     """Log-probabilities of the draft's own tokens, without the tag; None unless a judge needs them."""
     entropies: tuple[float, ...] | None = None
     """Entropies of the draft's distributions, like `logprobs`."""
-    margins: tuple[float, ...] | None = None
-    """Margins of the draft's distributions, like `logprobs`."""
     end: ChunkEnd = "length"
     """How it ended. Only a step that ended with a delimiter or a tag is complete."""
     aborted: bool = False
-    """Whether the draft repeated itself or was too unsure."""
+    """Whether the draft repeated itself."""
     seconds: float = 0.0
     """Seconds in which the draft wrote it."""
     relaxed: tuple[int, ...] = ()
@@ -41,10 +39,9 @@ class Proposal:
     def of(cls, chunk: TokenChunk, text: str) -> "Proposal":
         """Return the step of a finished call, with its text. The details of the tag that ends it are left out."""
         count = len(chunk.written)
-        details = (chunk.logprobs, chunk.entropies, chunk.margins)
-        logprobs, entropies, margins = (None if each is None else each[:count] for each in details)
+        logprobs, entropies = (None if each is None else each[:count] for each in (chunk.logprobs, chunk.entropies))
         end, relaxed = chunk.end or "length", chunk.relaxed or ()
-        return cls(chunk.ids, text, count, logprobs, entropies, margins, end, relaxed=relaxed)
+        return cls(chunk.ids, text, count, logprobs, entropies, end, relaxed=relaxed)
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -55,7 +52,7 @@ class Proposal:
         """Return the step with what the draft has written after it."""
         values = {
             name: (*(getattr(self, name) or ()), *found)
-            for name in ("logprobs", "entropies", "margins")
+            for name in ("logprobs", "entropies")
             if (found := getattr(rest, name)) is not None
         }
         written = self.num_written + rest.num_written
@@ -116,8 +113,6 @@ class JudgedStep:
     own_choices: tuple[bool, ...] | None
     """Whether each token is the target's own choice."""
     draft_logprobs: tuple[float, ...] | None
-    draft_entropies: tuple[float, ...] | None
-    draft_margins: tuple[float, ...] | None
     num_salvaged: int
     """Tokens kept of a rejected step."""
     draft_s: float

@@ -110,7 +110,6 @@ class TranslatedDraft:
             chunk.passes,
             logprobs=chunk.logprobs,
             entropies=chunk.entropies,
-            margins=chunk.margins,
         )
         end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
         if end is not None and (end < len(output) or tag is None):
@@ -128,7 +127,7 @@ class TranslatedDraft:
         num_characters, count = len(self.tokenizer.decode(visible_ids(self.tokenizer, kept))), 0
         while count < len(written) and len(tokenizer.decode(visible_ids(tokenizer, written[:count]))) < num_characters:
             count += 1
-        values = {"logprobs": chunk.logprobs, "entropies": chunk.entropies, "margins": chunk.margins}
+        values = {"logprobs": chunk.logprobs, "entropies": chunk.entropies}
         details: dict[str, Any] = {name: each and each[: count + (end == "token")] for name, each in values.items()}
         return replace(chunk, ids=kept, end=end, **details)
 

@@ -80,7 +80,7 @@ def _step_level(result: Result, policy: str) -> dict[str, Any]:
         "policy": policy,
         "counts": asdict(result.counts),
         "wasted_tokens": result.counts.wasted,
-        "times": {part: seconds for part, seconds in asdict(result.times).items() if part != "reached"},
+        "times": asdict(result.times),
         "thinks": result.thinks,
         "limit": result.limit,
         "not_proposed": result.not_proposed,

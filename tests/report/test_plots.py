@@ -1,24 +1,20 @@
 """The figures: well-formed SVG in the colors of the page, and only figures with data."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from make_runs import make_run
 
 from evals.bench.results import read_results
-from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TokenRecord
+from stepspec.evaluation.records import Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.bars import fates
-from stepspec.evaluation.report.plots.judges import places_accepted
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.run import summarise
-from stepspec.evaluation.stats import wilson
 
 NASTY = "$x_1$ </text><script>"
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
@@ -38,7 +34,7 @@ def plots() -> list[Plot]:
 def test_every_figure_with_data_is_made(plots: list[Plot]) -> None:
     keys = {re.sub(r"\d+", "0", plot.key) for plot in plots}
     assert keys == {
-        *("k-tradeoff", "k-time", "k-tokens", "k-latency", "k-lengths", "k-index"),
+        *("k-tradeoff", "k-time", "k-tokens"),
         *("k-0-scores-0", "k-0-answers-0", "k-0-calibration-0"),
     }
 
@@ -83,37 +79,6 @@ def test_what_was_not_run_is_named_within_the_figure() -> None:
     tradeoff = plot_sections("k", run, summary, RunTally())["All policies"][0].svg
     (left,) = re.findall(r'translate\((-?[\d.]+) [\d.]+\)">\(not run: draft, always, specreason-decode\)<', tradeoff)
     assert float(left) > 0
-
-
-def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
-    """Return a result row with one judged step for each outcome."""
-    steps = [
-        StepRecord(origin="draft" if accepted else "target", num_tokens=1, num_from_draft=1, scores={"j": 1.0})
-        for accepted in outcomes
-    ]
-    return make_run(1, policies=["two-level"]).rows[0].model_copy(update={"problem": problem, "steps": steps})
-
-
-def test_single_steps_of_different_problems_are_accepted_with_wilsons_interval() -> None:
-    tally = RunTally.of(judged(f"{number}", [number % 4 > 0]) for number in range(40)).policies["two-level"]
-    ((position, share),) = places_accepted(tally)
-    assert (position, share.value) == (1, 0.75)
-    assert share.interval() == pytest.approx(wilson(30, 40))
-
-
-def test_positions_that_share_a_point_do_not_count_as_problems() -> None:
-    tally = RunTally.of(judged(f"{number}", [number % 4 > 0] * 96) for number in range(40)).policies["two-level"]
-    points = places_accepted(tally)
-    assert [position for position, _ in points] == [2.5 + 4 * number for number in range(24)]
-    for _, share in points:
-        low, high = share.interval()
-        assert high - low == pytest.approx(np.diff(wilson(30, 40))[0], rel=0.1)
-
-
-def test_positions_with_few_judged_steps_make_no_point() -> None:
-    rows = [judged(f"{number}", [True, False][: 1 + (number < 9)]) for number in range(10)]
-    assert [position for position, _ in places_accepted(RunTally.of(rows).policies["two-level"])] == [1]
-    assert places_accepted(RunTally.of([judged("a", [])]).policies["two-level"]) == []
 
 
 def test_the_pareto_front_contains_only_undominated_points() -> None:

@@ -43,8 +43,6 @@ def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: 
     expected = [rows[index, id].item() for index, id in enumerate(chunk.ids)]
     assert chunk.logprobs == pytest.approx(expected, abs=ROUNDING)
     assert chunk.entropies == pytest.approx((-(rows.exp() * rows).sum(-1)).tolist(), abs=ROUNDING)
-    two = rows.exp().topk(2).values
-    assert chunk.margins == pytest.approx((two[:, 0] - two[:, 1]).tolist(), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("uses_graphs", [False, True])
@@ -78,7 +76,7 @@ async def test_a_text_that_ends_within_a_round_has_no_values_of_tokens_behind_it
             )
             chunk = await collect(engine.generate(replace(call, prompt=TokenBuffer(PROMPTS[0]), stop=stop)))
             assert chunk.ids == ids[: ids.index(ids[index]) + 1]
-            assert len(chunk.logprobs or ()) == len(chunk.entropies or ()) == len(chunk.margins or ()) == len(chunk.ids)
+            assert len(chunk.logprobs or ()) == len(chunk.entropies or ()) == len(chunk.ids)
             assert_of_the_model(network, PROMPTS[0], chunk)
 
 

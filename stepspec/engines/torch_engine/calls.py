@@ -110,8 +110,8 @@ class GenerateCall(EngineCall):
         chunk = TokenChunk(ids, relaxed=tuple(place - start for place in row.relaxed if place < len(row.beyond)))
         row.relaxed.clear()
         if details is not None:
-            columns = [tuple(column) for column in zip(*details[self.num_sent :], strict=True)] or [()] * 3
-            chunk = replace(chunk, logprobs=columns[0], entropies=columns[1], margins=columns[2])
+            columns = [tuple(column) for column in zip(*details[self.num_sent :], strict=True)] or [()] * 2
+            chunk = replace(chunk, logprobs=columns[0], entropies=columns[1])
         self.num_sent += len(ids)
         if row.end is not None:
             done = self.metrics

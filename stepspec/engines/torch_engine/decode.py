@@ -58,7 +58,7 @@ def verify_and_accept(
         The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
         tokens; columns 1 to n + 1 are these tokens and the one that follows. A relaxed token x is stored as -x - 1. The
         hidden states gave the last token.
-        A detailed outcome is float64 with 3 * (K + 1) further columns, the details of each token.
+        A detailed outcome is float64 with 2 * (K + 1) further columns, the details of each token.
     """
     hidden = target.read(positions, torch.cat([last[:, None], draft.tokens], 1))
     return accept(target, hidden, positions.starts, counts, draft, how, decide, detailed)
@@ -276,7 +276,7 @@ class Rounds:
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
             before, num_kept = len(row.beyond), int(values[0])
             tokens, numbers = [int(value) for value in values[1 : num_kept + 2]], values[num_tokens + 2 :]
-            details = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) if detailed else None
+            details = list(zip(numbers[::2], numbers[1::2], strict=True)) if detailed else None
             if how.relaxation is not None:
                 row.relaxed += [before + place for place, token in enumerate(tokens) if token < 0]
                 tokens = [~token if token < 0 else token for token in tokens]

@@ -35,7 +35,7 @@ class BatchRow:
     num_seen: int = 0
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     details: list[Sequence[float]] | None = None
-    """Log-probability, entropy and margin of each generated token; None if the call does not return them."""
+    """Log-probability and entropy of each generated token; None if the call does not return them."""
     relaxed: list[int] = field(default_factory=list[int])
     """Positions in `beyond` of relaxed tokens that were not sent yet; also of those behind the end of the text."""
     kinds: Tensor | None = None  # see `relaxation.token_kinds`; set if the call relaxes tokens
@@ -66,7 +66,7 @@ class BatchRow:
         Args:
             tokens: the tokens.
             num_drafted: how many of them were drafted.
-            details: log-probability, entropy and margin of each token, if the row returns them.
+            details: log-probability and entropy of each token, if the row returns them.
         """
         self.end, count = self.watch.feed_all(tokens)
         self.beyond += tokens[:count]

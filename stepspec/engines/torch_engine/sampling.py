@@ -310,9 +310,7 @@ def draw(distribution: Tensor, noise: Tensor) -> Tensor:
 
 
 def details(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log-probability of each token at temperature 1, and entropy and margin of its distribution, [B, T, 3].
-
-    The margin is the difference of the two highest probabilities.
+    """Return the log-probability of each token at temperature 1, and the entropy of its distribution, [B, T, 2].
 
     Args:
         logits: the model's own logits, [B, T, V]; -inf for tokens that it does not score.
@@ -320,8 +318,7 @@ def details(logits: Tensor, tokens: Tensor) -> Tensor:
     """
     logprobs = logits.float().log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(-1)
-    first, second = logprobs.topk(2).values.exp().unbind(-1)
-    return torch.stack([logprobs.gather(-1, tokens[..., None])[..., 0], entropy, first - second], -1)
+    return torch.stack([logprobs.gather(-1, tokens[..., None])[..., 0], entropy], -1)
 
 
 def choose(logits: Tensor, positions: Tensor, how: Samplers, purpose: int) -> tuple[Tensor, Tensor | None]:

@@ -288,7 +288,6 @@ class Calibration:
             num_problems=len(finished),
             accuracy=float(own.mean()) if finished else None,
             target_accuracy=float(target.mean()) if finished else None,
-            changed=float((losses != 0).mean()) if finished else None,
             loss_upper=loss_upper(losses, limits),
             num_needed=problems_needed(losses, limits),
             step_acceptance=accepted / judged if judged else None,
@@ -466,7 +465,6 @@ def _setting_record(setting: Setting) -> SettingRecord:
         predicted_speedup=found.speedup,
         predicted_vs_token=found.speedup_vs_token,
         predicted_acceptance=found.step_acceptance,
-        surprise=found.departure,
     )
 
 
@@ -477,7 +475,6 @@ def _not_tested(setting: SettingRecord) -> Tested:
         num_problems=0,
         accuracy=None,
         target_accuracy=None,
-        changed=None,
         loss_upper=None,
         num_needed=None,
         step_acceptance=None,

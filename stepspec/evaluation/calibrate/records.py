@@ -32,7 +32,7 @@ class Identity(Record):
 class SettingRecord(WithRemoved):
     """A setting of the path, with what the recorded steps predict."""
 
-    removed_fields = frozenset({"predicted_accuracy"})
+    removed_fields = frozenset({"predicted_accuracy", "surprise"})
 
     name: str
     thresholds: dict[str, float]
@@ -40,7 +40,6 @@ class SettingRecord(WithRemoved):
     predicted_speedup: float
     predicted_vs_token: float | None
     predicted_acceptance: float | None
-    surprise: float | None
 
     @property
     def is_slower_than_tokens(self) -> bool:
@@ -63,8 +62,10 @@ class Planned(Record):
 Status = Literal["certified", "loses more", "unknown", "not tested"]
 
 
-class Tested(Record):
+class Tested(WithRemoved):
     """A setting of the path after the test."""
+
+    removed_fields = frozenset({"changed"})
 
     setting: SettingRecord
     status: Status
@@ -74,8 +75,6 @@ class Tested(Record):
     accuracy: float | None
     target_accuracy: float | None
     """On the same problems."""
-    changed: float | None
-    """Share of the problems on which it is right where the target is wrong, or the other way round."""
     loss_upper: float | None
     """Upper bound of the loss."""
     num_needed: int | None

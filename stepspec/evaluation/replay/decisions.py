@@ -95,7 +95,6 @@ def _missing(judge: Judge, step: JudgedStepRecord) -> list[str]:
         "choices": step.own_choices,
         "scores": step.target_logprobs,
         "logprobs": step.draft_logprobs,
-        "entropies": step.draft_entropies,
     }
     return [name for name in (*judge.needs, *judge.draft_needs) if known.get(name, ()) is None]
 
@@ -107,8 +106,6 @@ def evidence_of(step: JudgedStepRecord, trace: Trace) -> Evidence:
         committed=[_committed(index, each) for index, each in enumerate(trace.steps[: step.index])],
         step=step.text,
         draft_logprobs=_frozen(step.draft_logprobs),
-        draft_entropies=_frozen(step.draft_entropies),
-        draft_margins=_frozen(step.draft_margins),
         verification=Verification(_frozen(step.target_logprobs), None, next_choice=-1),
         own_choices=step.own_choices,
     )

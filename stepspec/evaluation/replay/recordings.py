@@ -80,8 +80,7 @@ def read_recordings(folder: Path) -> Recordings:
             traces[trace.policy][key] = trace
     if not any(trace.judged_steps for of_policy in traces.values() for trace in of_policy.values()):
         raise UsageError(
-            f"{folder} has no recorded steps. Run 'stepspec eval' with --record and a policy of family 'score' that "
-            "has one candidate a step."
+            f"{folder} has no recorded steps. Run 'stepspec eval' with --record and a policy of family 'score'."
         )
     exact = [name for name in policies if name == BASELINE or (run.is_exact(name) and run.kind_of(name) == "token")]
     finished = [key for key in rows[BASELINE] if all(key in rows[name] for name in exact)]
@@ -105,5 +104,5 @@ def _drafts(run: RunRecord, policy: str) -> bool:
 
 
 def is_recorded(policy: Policy) -> bool:
-    """Return whether traces hold what a replay needs of a policy: family `score` with one candidate."""
-    return isinstance(policy.settings, ScoreTable) and policy.settings.candidates == 1
+    """Return whether traces hold what a replay needs of a policy: those of family `score`."""
+    return isinstance(policy.settings, ScoreTable)

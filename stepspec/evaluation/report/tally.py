@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stepspec.evaluation.records import ResultRow, StepRecord
+from stepspec.evaluation.records import ResultRow
 
 ORIGIN_LETTERS: Mapping[str, str] = {"draft": "d", "salvaged": "s", "target": "t"}
 MAX_LETTERS = 400
@@ -74,41 +74,20 @@ class ScoreTally:
 
 
 @dataclass
-class PlaceTally:
-    """Numbers of judged and accepted steps of one problem, by step index. Repeats are summed."""
-
-    judged: "array[int]" = field(default_factory=lambda: array("L"))
-    accepted: "array[int]" = field(default_factory=lambda: array("L"))
-
-    def add(self, index: int, accepted: bool) -> None:
-        """Add a judged step."""
-        missing = [0] * (index + 1 - len(self.judged))
-        self.judged.extend(missing)
-        self.accepted.extend(missing)
-        self.judged[index] += 1
-        self.accepted[index] += accepted
-
-
-@dataclass
 class PolicyTally:
-    """The steps of one policy."""
+    """The judged steps of one policy."""
 
-    places: dict[str, PlaceTally] = field(default_factory=dict[str, PlaceTally])
-    """By problem, for problems with a judged step."""
     scores: dict[str, ScoreTally] = field(default_factory=dict[str, ScoreTally])
 
     def add(self, row: ResultRow) -> None:
         """Add the steps of a row."""
         lowest: dict[str, float] = {}
-        for index, step in enumerate(row.steps):
-            if not step.scores:
-                continue
-            self.places.setdefault(row.problem, PlaceTally()).add(index, is_accepted(step))
+        for step in row.steps:
             for judge, score in step.scores.items():
                 if score is None:
                     continue
                 tally = self.scores.setdefault(judge, ScoreTally())
-                if not is_accepted(step):
+                if step.origin != "draft":  # rejected, as accepted steps are entirely the draft's
                     tally.refused.append(score)
                     continue
                 tally.accepted.append(score)
@@ -118,11 +97,6 @@ class PolicyTally:
             self.scores[judge].lowest.append(score)
             self.scores[judge].correct.append(row.status == "correct")
             self.scores[judge].problems.append(row.problem)
-
-
-def is_accepted(step: StepRecord) -> bool:
-    """Return whether a step with scores was accepted, so that it is entirely the draft's."""
-    return step.origin == "draft"
 
 
 @dataclass
@@ -147,22 +121,3 @@ class RunTally:
         self.policies.setdefault(row.policy, PolicyTally()).add(row)
         problem = self.problems.setdefault(row.problem, ProblemTally(row.gold, row.level, row.subject))
         problem.outcomes.setdefault(row.policy, {})[row.repeat] = Outcome.of(row)
-
-    def walls(self, policy: str) -> list[float]:
-        """Return the wall time in seconds of every request of a policy."""
-        return [
-            outcome.wall_s
-            for problem in self.problems.values()
-            for outcome in problem.outcomes.get(policy, {}).values()
-        ]
-
-    def length_ratios(self, policy: str, baseline: str) -> list[float]:
-        """Return for each problem the policy's committed tokens over the baseline's, in repeats that both finished."""
-        ratios: list[float] = []
-        for problem in self.problems.values():
-            own, other = problem.outcomes.get(policy, {}), problem.outcomes.get(baseline, {})
-            common = own.keys() & other.keys()
-            written = sum(other[repeat].num_tokens for repeat in common)
-            if written:
-                ratios.append(sum(own[repeat].num_tokens for repeat in common) / written)
-        return ratios

@@ -276,7 +276,6 @@ def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRo
         first_relaxed=result.first_relaxed,
         target_passes=result.counts.target_passes,
         steps=[_step_record(step, with_text=False) for step in result.steps],
-        reached=list(result.times.reached),
     )
 
 

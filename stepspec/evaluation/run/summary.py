@@ -23,7 +23,6 @@ from stepspec.evaluation.records import (
 from stepspec.evaluation.repeats import at_k
 from stepspec.evaluation.run.groups import groups
 from stepspec.evaluation.run.pairs import MATCHED_LOSS, Pairs
-from stepspec.evaluation.run.stretches import stretches
 from stepspec.evaluation.run.tally import Table, Tally, percentiles
 from stepspec.evaluation.run.throughput import throughputs
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows
@@ -41,11 +40,6 @@ def summarise(
     table, all_blocks = Table(run.policies, rows, failures), list(blocks)
     pairs = Pairs(run, table)
     rates, parts = throughputs(all_blocks, list(table.begun), run.seed), groups(table, pairs)
-    texts = {
-        policy: {key: each.parts for key, each in tally.figures.items() if key not in table.apart}
-        for policy, tally in table.begun.items()
-    }
-    places = stretches(texts, pairs.rng())
     # Without concurrency, throughput repeats the request speedup with different noise.
     throughput = {name: rate.speedup_vs_target for name, rate in rates.items()} if run.concurrency > 1 else {}
     candidates = pairs.candidates(throughput)
@@ -61,7 +55,6 @@ def summarise(
                 "token_level_exact": run.policies[policy].token_level_exact,
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
-                "stretches": places.get(policy, []),
                 **_processors([block for block in all_blocks if block.policy == policy]),
             }
         )

@@ -14,7 +14,6 @@ import numpy as np
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRow, TimeRecord, TokenRecord
 from stepspec.evaluation.repeats import Samples
-from stepspec.evaluation.run.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
 from stepspec.evaluation.stats.runs import Floats
 
@@ -37,8 +36,6 @@ class Figures(NamedTuple):
     """Judged steps."""
     accepted: int
     """Accepted steps."""
-    parts: Parts
-    """The text by output position."""
     node: str | None
     """The machine that it ran on, in a run on several."""
     first_step_s: float | None
@@ -75,7 +72,6 @@ class Tally:
             answered=row.is_answered,
             judged=row.steps_judged,
             accepted=row.steps_accepted,
-            parts=parts_of(row),
             node=row.node,
             first_step_s=row.first_step_s,
             first_answer_s=row.first_answer_s,

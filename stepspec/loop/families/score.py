@@ -25,9 +25,6 @@ class ScoreTable(FamilyTable):
     """Speculates on steps only where all requests of a session together were measured to get more tokens per second.
     The slower way is tried again once its last trial has cost at most this share of the time since. None always
     speculates; 0 never tries the slower way again."""
-    candidates: int = Field(default=1, ge=1, le=16)
-    """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
-    highest score of the first judge that can accept is kept."""
 
     @model_validator(mode="before")
     @classmethod
@@ -38,39 +35,26 @@ class ScoreTable(FamilyTable):
             raise ValueError('depth = "auto" was removed in 0.2.0; write a number from 1 to 4')
         return cast("object", table)
 
-    @model_validator(mode="after")
-    def _chains_of_one_candidate(self) -> "ScoreTable":
-        if self.depth != 1 and self.candidates > 1:
-            raise ValueError("depth and candidates cannot both be above 1")
-        for name in ("draft_answer", "max_overhead"):
-            if getattr(self, name) and self.candidates > 1:
-                raise ValueError(f"{name} is for one candidate a step")
-        return self
-
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return max(self.candidates, self.depth)
+        return self.depth
 
 
 async def score(loop: StepLoop, table: ScoreTable) -> None:
     """SpecReason (arXiv:2504.07891, section 3): the target judges every step of the draft and writes the rejected ones.
     RSD (arXiv:2501.19324, section 3): a process reward model judges them.
 
-    Departures: several judges may decide, the draft may propose several steps side by side or one after the other, the
-    target may keep the part of a rejected step that it agrees with, and the draft may go on behind that part. Empty and
-    repeated steps are rejected without asking, a step that repeats itself is aborted, too much waste ends the
-    speculation, only the target ends the thinking, and it writes the answer.
+    Departures: several judges may decide, the draft may propose several steps one after the other, the target may keep
+    the part of a rejected step that it agrees with, and the draft may go on behind that part. Empty and repeated steps
+    are rejected without asking, a step that repeats itself is aborted, too much waste ends the speculation, only the
+    target ends the thinking, and it writes the answer.
     """
     works = True
     proposing = Proposing.fitted(loop.request, table.depth, answer=table.draft_answer)
     while works and await loop.reach_proposal():
         works = False
-        if table.candidates > 1:
-            judged = loop.reviewer.best(await loop.draft.siblings(table.candidates))
-        else:
-            judged = loop.reviewer.chain(await propose_chain(loop.request, loop.draft, proposing))
-        async for step in judged:
+        async for step in loop.reviewer.chain(await propose_chain(loop.request, loop.draft, proposing)):
             works = True
             if step.accepted:
                 loop.committer.accept(step)

@@ -6,9 +6,8 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report.plots.bars import time_split, token_split
 from stepspec.evaluation.report.plots.canvas import Plot
-from stepspec.evaluation.report.plots.judges import acceptance_by_index, risk_plot, score_plots
+from stepspec.evaluation.report.plots.judges import risk_plot, score_plots
 from stepspec.evaluation.report.plots.path import path_plot
-from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 from stepspec.evaluation.report.tally import PolicyTally, RunTally
@@ -20,20 +19,12 @@ __all__ = ["Plot", "path_plot", "plot_sections", "risk_plot", "sweep_plots"]
 
 def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -> dict[str, Sequence[Plot]]:
     """Return the plots of a run by section. `key` identifies the run on the page."""
-    names = list(summary.policies)
-    judged = {name: tally.policies.get(name, PolicyTally()) for name in names}
     sections: dict[str, Sequence[Plot]] = {
-        "All policies": [
-            *tradeoff(key, run, summary),
-            *time_split(key, summary),
-            *token_split(key, summary),
-            *latencies(key, {name: tally.walls(name) for name in names}),
-            *length_ratios(key, {name: tally.length_ratios(name, "target") for name in names if name != "target"}),
-            *acceptance_by_index(key, judged),
-        ]
+        "All policies": [*tradeoff(key, run, summary), *time_split(key, summary), *token_split(key, summary)]
     }
-    for number, (name, each) in enumerate(judged.items()):
-        sections[f"Under {name}"] = [*score_plots(f"{key}-{number}", each, _thresholds(run, name))]
+    for number, name in enumerate(summary.policies):
+        judged = tally.policies.get(name, PolicyTally())
+        sections[f"Under {name}"] = [*score_plots(f"{key}-{number}", judged, _thresholds(run, name))]
     return {section: plots for section, plots in sections.items() if plots}
 
 

@@ -1,62 +1,19 @@
-"""Plots of the judges: acceptance by step index, scores, and correct answers by the lowest accepted score."""
+"""Plots of the judges: scores, and correct answers by the lowest accepted score."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from stepspec.evaluation.report.cells import count, percent
-from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Canvas, Plot, canvas, colour, label
 from stepspec.evaluation.report.tally import PolicyTally, ScoreTally
-from stepspec.evaluation.stats import Share, auc, reliability
+from stepspec.evaluation.stats import auc, reliability
 
 MAX_POINTS = 24
 MIN_JUDGED = 10
-"""Minimum judged steps for a point."""
+"""Fewest accepted steps that led to a correct answer, and to a wrong one, for a plot of their scores."""
 MIN_REQUESTS = 20
-
-
-def acceptance_by_index(key: str, tallies: Mapping[str, PolicyTally]) -> Iterator[Plot]:
-    """Yield a plot of the share of judged steps that were accepted, by their index in the request."""
-    shown = {name: points for name, tally in tallies.items() if (points := places_accepted(tally))}
-    if not shown:
-        return
-    names = series(list(tallies))
-    with canvas() as chart:
-        for name, points in shown.items():
-            _draw_shares(chart, points, names[name], label(name))
-        chart.axes.set_xlabel("step")
-        chart.axes.set_ylabel("accepted, %")
-        chart.axes.set_ylim(0, 104)
-        chart.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if len(shown) > 1:
-            chart.figure.legend(loc="outside upper left", ncols=2)
-        yield chart.plot(
-            f"{key}-index",
-            "Acceptance by step",
-            f"Share of judged steps that were accepted, by their index in the request, with 95% intervals over "
-            f"problems, because steps of one problem depend on each other. Indices with fewer than {MIN_JUDGED} "
-            f"judged steps are not shown.",
-        )
-
-
-def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
-    """Return points of mean step index, counted from 1, and share of accepted steps.
-
-    If there are many indices, each point covers several. The intervals are over problems, because the steps and repeats
-    of a problem depend on each other. Points with fewer than `MIN_JUDGED` steps are omitted.
-    """
-    longest = max((len(places.judged) for places in tally.places.values()), default=0)
-    size = max(1, -(-longest // MAX_POINTS))
-    points: list[tuple[float, Share]] = []
-    for start in range(0, longest, size):
-        judged = [sum(places.judged[start : start + size]) for places in tally.places.values()]
-        accepted = [sum(places.accepted[start : start + size]) for places in tally.places.values()]
-        if sum(judged) >= MIN_JUDGED:
-            points.append((1 + start + (size - 1) / 2, Share.pooled(accepted, judged)))
-    return points
 
 
 def risk_plot(key: str, risks: Mapping[str, Mapping[int, float]]) -> Plot:
@@ -69,16 +26,6 @@ def risk_plot(key: str, risks: Mapping[str, Mapping[int, float]]) -> Plot:
         chart.axes.set_yticks([0.3 - row for row in range(len(risks))], [*map(label, risks)])
         chart.axes.set_xlabel(f"accepted, % (highest peak: {percent(peak)} wrong)")
         return chart.plot(key, "Risk by coverage", "The share of wrong steps among those with the highest scores.")
-
-
-def _draw_shares(chart: Canvas, points: Sequence[tuple[float, Share]], name: str, legend: str) -> None:
-    indices, shares = zip(*points, strict=True)
-    low, high = zip(*(share.interval() for share in shares), strict=True)
-    chart.axes.fill_between(
-        indices, 100 * np.asarray(low), 100 * np.asarray(high), color=colour(name), alpha=0.16, linewidth=0
-    )
-    values = [100 * share.value for share in shares]
-    chart.axes.plot(indices, values, color=colour(name), label=legend, marker="o", markersize=3.5)
 
 
 def score_plots(key: str, tally: PolicyTally, thresholds: Mapping[str, float]) -> Iterator[Plot]:

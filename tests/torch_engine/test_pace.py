@@ -6,7 +6,7 @@ tokens at random.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -54,6 +54,7 @@ class World:
     acceptance: float
     draft_s: float  # time to draft one token for all rows; any number of tokens if not `by_token`
     wide_s: float = 0.02  # time that each drafted token adds to verification
+    pad_s: float = 0.0  # time that each further 8 rows of a pass add, as in kernels that pad them
     by_token: bool = True
     coverage: float = 1.0  # probability that a row gets a draft
     num_rows: int = 1
@@ -62,11 +63,14 @@ class World:
     def drafting_s(self, count: int) -> float:
         return self.draft_s * (count if self.by_token or not count else 1)
 
+    def verifying_s(self, count: int) -> float:
+        return self.wide_s * count + self.pad_s * (count // 8)
+
     def tokens_per_s(self, count: int) -> float:
         """Return the speed with a fixed number of drafted tokens."""
         tokens = 1 + self.coverage * sum(self.acceptance**index for index in range(1, count + 1))
         some = 1 - (1 - self.coverage) ** self.num_rows
-        return self.num_rows * tokens / (1 + self.drafting_s(count) + some * self.wide_s * count)
+        return self.num_rows * tokens / (1 + self.drafting_s(count) + some * self.verifying_s(count))
 
     def best_tokens_per_s(self) -> float:
         return max(map(self.tokens_per_s, range(MAX_TOKENS + 1)))
@@ -115,7 +119,7 @@ class Machine:
         catch_up_s, draft_s = world.catch_up_s * self.unread if num_asked else 0.0, 0.0
         if num_asked:
             draft_s = self._timing("draft", world.drafting_s(num_asked))
-        verify_s = self._timing("verify" if width else "plain", 1 + world.wide_s * width)
+        verify_s = self._timing("verify" if width else "plain", 1 + world.verifying_s(width))
         done = Round(num_asked, found, drafted, accepted, catch_up_s, draft_s, verify_s)
         self.pacer.note(self.rows, load, done)
         self.counts.append(num_asked)
@@ -123,7 +127,7 @@ class Machine:
         gained = sum(accepted) / load
         self.unread = gained + 1 + (0.0 if num_asked else self.unread)
         self.seconds += catch_up_s
-        self.lost_s += catch_up_s + world.drafting_s(num_asked) + world.wide_s * width - gained
+        self.lost_s += catch_up_s + world.drafting_s(num_asked) + world.verifying_s(width) - gained
 
     def _accepted(self, num_drafted: int) -> int:
         count = 0
@@ -275,28 +279,45 @@ def test_the_count_gives_the_most_tokens_per_second(
             1 + coverage * sum(acceptance**index for index in range(1, min(count, limit) + 1))
             for acceptance, limit in rows
         )
-        return tokens / (1.0 + MARGIN * ((extra_s if count else 0.0) + count * token_s))
+        return tokens / (1.0 + MARGIN * (round_s(count) - 1.0))
 
-    count = best_count(acceptances, limits, 1.0, token_s, extra_s, coverage)
+    def round_s(count: int) -> float:
+        return 1.0 + (extra_s if count else 0.0) + count * token_s
+
+    count = best_count(acceptances, limits, round_s, coverage)
     assert speed(count) == pytest.approx(max(map(speed, range(MAX_TOKENS + 1))))
 
 
+def evenly(token_s: float) -> Callable[[int], float]:
+    """Return the time of a round of which each token takes the same."""
+    return lambda count: 1.0 + token_s * count
+
+
+@pytest.mark.parametrize("pad_s", [0.3, 0.6])
+@pytest.mark.parametrize("draft_s", [0.12, 0.26])
+@pytest.mark.parametrize("acceptance", [0.8, 0.94])
+def test_rows_that_a_kernel_pads_are_used(acceptance: float, draft_s: float, pad_s: float) -> None:
+    speed, lost = share_of_best(World(acceptance, draft_s, wide_s=0.0, pad_s=pad_s))
+    assert speed > 0.9
+    assert lost < 30
+
+
 def test_the_count_is_best_for_all_rows_of_a_round_together() -> None:
-    alone = best_count([0.9], [MAX_TOKENS], 1.0, 0.1)
-    assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, 1.0, 0.1) < alone
-    assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, 1.0, 0.1) == 0
+    alone = best_count([0.9], [MAX_TOKENS], evenly(0.1))
+    assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, evenly(0.1)) < alone
+    assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, evenly(0.1)) == 0
 
 
 def test_drafts_of_few_rows_in_a_large_batch_are_not_verified() -> None:
-    assert best_count([0.8], [4], 1.0, 0.05) == 4
-    assert best_count([0.8] * 16, [4] * 16, 1.0, 0.05) == 4
-    assert best_count([0.8] * 16, [4] + 15 * [0], 1.0, 0.05) == 0
+    assert best_count([0.8], [4], evenly(0.05)) == 4
+    assert best_count([0.8] * 16, [4] * 16, evenly(0.05)) == 4
+    assert best_count([0.8] * 16, [4] + 15 * [0], evenly(0.05)) == 0
 
 
 def test_a_new_row_starts_with_the_acceptance_of_other_rows_until_forget() -> None:
     machine = Machine(World(0.0, 0.02), seed=0)
     assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)
-    machine.run(300)
+    machine.run(1000)
     assert machine.pacer.acceptance(new_row()) < 0.1
     machine.pacer.forget()
     assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)

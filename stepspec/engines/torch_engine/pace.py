@@ -1,14 +1,15 @@
-"""How many tokens to draft: one more while alpha^(k + 1) > c * S(k) (arXiv:2211.17192, section 3.4).
+"""How many tokens to draft: as many as give the most tokens per second (arXiv:2211.17192, section 3.4).
 
 alpha is the probability that a drafted token is accepted. A round that drafts k tokens emits
-S(k) = 1 + alpha + .. + alpha^k tokens. c is the cost of drafting and verifying one more, as a share of the round so
-far. Both are measured in every round. If drafting does not pay, it pauses, except for trials that cost a small share of
-the time.
+S(k) = 1 + alpha + .. + alpha^k tokens, and takes the time to draft k tokens and to verify them in one pass. All of that
+is measured in every round. The time of a pass need not grow evenly with its tokens: kernels pad rows. If drafting does
+not pay, it pauses, except for trials that cost a small share of the time.
 """
 
+import math
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -37,6 +38,9 @@ sooner than the share allows, to correct wrong first timings early; the pause be
 
 MAX_RUN = 32
 """Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
+WIDER, OFTEN = 2, 8
+"""Factor on the tokens of the first of these rounds, which measures what more tokens would cost: in as many runs as the
+second number, and then in one of so many."""
 
 MARGIN = 1.05
 """Factor by which the gain of a drafted token must exceed its cost, because costs and acceptance are estimates."""
@@ -80,20 +84,16 @@ class RoundCosts:
     def __init__(self, *, by_token: bool) -> None:
         """`by_token`: whether the time to draft is proportional to the number of tokens; else it is constant."""
         self._by_token = by_token
-        self._plain: deque[float] = deque(maxlen=WINDOW)
-        self._wide: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._verify: dict[int, deque[float]] = {}
         self._draft: deque[float] = deque(maxlen=WINDOW)
-        self.plain_s = 0.0
-        """Time of a round without drafting. It is at most the time of a round that verifies drafted tokens."""
+        self._times = [0.0] * (MAX_TOKENS + 1)
         self.draft_s = 0.0
         """Time to draft one token for every row; without `by_token`, time to draft any number of tokens."""
-        self.wide_s = 0.0
-        """Time that each drafted token adds to verification; 0 until it has been measured."""
 
     @property
     def lacks_rounds(self) -> bool:
         """Whether there are too few rounds to know their cost. Rounds with drafts count, as there may be no others."""
-        return len(self._plain) + len(self._wide) < FIRST_TIMINGS
+        return sum(map(len, self._verify.values())) < FIRST_TIMINGS
 
     @property
     def lacks_drafts(self) -> bool:
@@ -105,58 +105,67 @@ class RoundCosts:
         if done.num_asked:
             self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
             self.draft_s = median(self._draft)
-        if width := max(done.drafted):
-            self._wide.append((width, done.verify_s))
-        else:
-            self._plain.append(done.verify_s)
-        self.plain_s = median(self._plain) if self._plain else done.verify_s
-        if len(self._wide) >= FIRST_TIMINGS:
-            self.plain_s = plain_s = min(self.plain_s, median([seconds for _, seconds in self._wide]))
-            self.wide_s = max(0.0, median([(seconds - plain_s) / count for count, seconds in self._wide]))
+        self._verify.setdefault(max(done.drafted), deque(maxlen=WINDOW)).append(done.verify_s)
+        known = {count: median(found) for count, found in self._verify.items() if len(found) >= FIRST_TIMINGS}
+        plain = median(self._verify.get(0) or [done.verify_s])
+        self._times = _interpolated({0: plain} | known)
+
+    def verify_s(self, count: int) -> float:
+        """Return the time of a round that verifies so many drafted tokens, without the time to draft them."""
+        return self._times[min(count, MAX_TOKENS)]
 
     def loss_s(self, done: Round) -> float:
         """Return the seconds that a round took longer than its tokens would without drafting; negative if it paid."""
         drafting = self.draft_s * (done.num_asked if self._by_token else 1)
         gained = sum(done.accepted) / len(done.accepted)
-        return done.catch_up_s + drafting + self.wide_s * max(done.drafted) - self.plain_s * gained
+        return done.catch_up_s + drafting + self.verify_s(max(done.drafted)) - self.verify_s(0) * (1 + gained)
 
     def best_count(self, acceptances: Sequence[float], coverage: float) -> int:
         """Return how many tokens to request from a drafter that finds tokens for a share `coverage` of the rows."""
         share = 1 - (1 - coverage) ** len(acceptances)  # share of rounds with at least one draft to verify
-        token_s = share * self.wide_s + (self.draft_s if self._by_token else 0.0)
-        extra_s = 0.0 if self._by_token else self.draft_s
-        return best_count(acceptances, [MAX_TOKENS] * len(acceptances), self.plain_s, token_s, extra_s, coverage)
+        plain_s = self.verify_s(0)
+
+        def round_s(count: int) -> float:
+            drafting = self.draft_s * (count if self._by_token or not count else 1)
+            return drafting + plain_s + share * (self.verify_s(count) - plain_s)
+
+        return best_count(acceptances, [MAX_TOKENS] * len(acceptances), round_s, coverage)
+
+
+def _interpolated(known: Mapping[int, float]) -> list[float]:
+    """Return times by number of tokens, up to `MAX_TOKENS`, from those of some numbers, 0 among them. More tokens never
+    take less. Beyond the last number, each takes as much as those before it on average."""
+    times, last = [min(known.values())], 0
+    for count in sorted(known.keys() - {0}):
+        found = max(known[count], times[-1])
+        times += [times[last] + (found - times[last]) * step / (count - last) for step in range(1, count - last + 1)]
+        last = count
+    token_s = (times[-1] - times[0]) / last if last else 0.0
+    return times + [times[-1] + token_s * step for step in range(1, MAX_TOKENS - last + 1)]
 
 
 def best_count(
-    acceptances: Sequence[float],
-    limits: Sequence[int],
-    plain_s: float,
-    token_s: float,
-    extra_s: float = 0.0,
-    coverage: float = 1.0,
+    acceptances: Sequence[float], limits: Sequence[int], round_s: Callable[[int], float], coverage: float = 1.0
 ) -> int:
     """Return the number of drafted tokens that maximizes emitted tokens per second; 0 if drafting does not pay.
 
     Args:
         acceptances: acceptance probability of each row.
         limits: maximum number of tokens that each row can draft.
-        plain_s: seconds of a round without drafting.
-        token_s: seconds that each drafted token adds.
-        extra_s: seconds that drafting adds, for any number of tokens.
+        round_s: seconds of a round by the number of drafted tokens.
         coverage: probability that a row gets a draft.
     """
-    tokens, seconds = float(len(acceptances)), plain_s + MARGIN * extra_s
+    plain_s, tokens = round_s(0), float(len(acceptances))
     gains = [coverage] * len(acceptances)
-    count = 0
-    while count < max(limits):
+    best, fastest = 0, tokens / plain_s if plain_s else math.inf
+    for count in range(1, max(limits) + 1):
         rows = zip(gains, acceptances, limits, strict=True)
-        gains = [gain * acceptance if count < limit else 0.0 for gain, acceptance, limit in rows]
-        gained = sum(gains)
-        if gained * seconds <= MARGIN * token_s * tokens:
-            break
-        tokens, seconds, count = tokens + gained, seconds + MARGIN * token_s, count + 1
-    return count if tokens * plain_s > seconds * len(acceptances) else 0
+        gains = [gain * acceptance if count <= limit else 0.0 for gain, acceptance, limit in rows]
+        tokens += sum(gains)
+        speed = tokens / (plain_s + MARGIN * (round_s(count) - plain_s))
+        if speed > fastest:
+            best, fastest = count, speed
+    return best
 
 
 class Pacer:
@@ -172,7 +181,7 @@ class Pacer:
         self._seen = SuccessRate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = SuccessRate(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[BatchRow, SuccessRate] = weakref.WeakKeyDictionary()
-        self._rest, self._early_rest, self._run, self._shared = 0.0, FIRST_REST, 0, 0
+        self._rest, self._early_rest, self._run, self._runs, self._shared = 0.0, FIRST_REST, 0, 0, 0
         self._trial = False
 
     def acceptance(self, row: BatchRow) -> float:
@@ -193,6 +202,9 @@ class Pacer:
         best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
         if best:
             self._run = (self._run + 1) % (MAX_RUN + 1)
+            self._runs += not self._run
+            if self._run == 1 and (self._runs < OFTEN or self._runs % OFTEN == 0):
+                return min(MAX_TOKENS, WIDER * best)
             return best if self._run else 0
         self._run = 0
         self._trial = self._rest <= 0
@@ -218,7 +230,7 @@ class Pacer:
         if self._trial:
             return max(counts)
         costs = self._costs[load]
-        return best_count([self.acceptance(row) for row in rows], counts, costs.plain_s, costs.wide_s)
+        return best_count([self.acceptance(row) for row in rows], counts, costs.verify_s)
 
     def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
         """Add the results of a round with that load."""
@@ -227,7 +239,7 @@ class Pacer:
             costs.note(done)
         self._learn(rows, done)
         if self._trial and done.num_asked and not costs.lacks_drafts:
-            self._rest = costs.loss_s(done) / (TRIAL_SHARE * costs.plain_s)
+            self._rest = costs.loss_s(done) / (TRIAL_SHARE * costs.verify_s(0))
             if any(done.drafted):
                 self._rest, self._early_rest = min(self._rest, self._early_rest), 2 * self._early_rest
 

@@ -115,7 +115,7 @@ def lab_population(file: Path) -> Population:
     right: dict[str, dict[tuple[float, str], float]] = {}
     for row in lab.read_rows(file):
         right.setdefault(row.setting, {})[row.temperature, row.problem] = row.status == "correct"
-    finished = sorted(set.intersection(*map(set, right.values()))) if BASELINE in right else []
+    finished = sorted(key for key in right.get(BASELINE, {}) if all(key in found for found in right.values()))
     if not finished or len(right) < 2:
         raise UsageError(f"{file} has no problem that finished under the target and another setting.")
     scores = {name: [[found[key]] for key in finished] for name, found in right.items()}

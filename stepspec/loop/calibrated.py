@@ -7,6 +7,7 @@ before those that ship with stepspec.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -79,8 +80,8 @@ def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:
     shipped, own = data_folder("policies") / FOLDER / pair, user_folder() / pair
     found = {each.temperature: each for each in _matching(policy, [*shipped.glob("*.json"), *own.glob("*.json")])}
     if not found and any(_matching(policy, [*shipped.parent.glob("*/*.json")])):
-        unknown = CalibratedSetting(policy_sha256=policy.settings_sha256, pair=pair, temperature=0, steps=False)
-        return [unknown.model_copy(update={"sentences": [UNKNOWN]})]
+        about: dict[str, Any] = {"policy_sha256": policy.settings_sha256, "pair": "these models", "temperature": 0}
+        return [CalibratedSetting(**about, steps=False, sentences=[UNKNOWN])]
     return [found[temperature] for temperature in sorted(found)]
 
 

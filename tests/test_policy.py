@@ -18,6 +18,7 @@ from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import rating_prompt
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark
+from stepspec.evaluation.report.prices import Prices
 from stepspec.loop.judges.always import AlwaysJudge
 from stepspec.loop.judges.rating import RatingJudge
 from stepspec.loop.policy import Policy, load_policy
@@ -241,9 +242,9 @@ def test_a_value_that_is_no_table_or_number_is_refused_in_a_sentence(tmp_path: P
 
 JUNK: list[Any] = [True, -1, 10**30, 0.5, -math.inf, math.nan, "x", "", [], [1], ["x"], [{}], {}, {"kind": "x"}]
 JUNK += [datetime.date(2026, 1, 1)]
-FILES: list[tuple[type[FileModel], Any]] = [
-    (Policy, tomllib.loads(file.read_text("utf-8"))) for file in list_data_files("policies").values()
-]
+PRICES = 'currency = "EUR"\nper_machine_hour = 1.0\n[per_million.target]\ninput = 1\noutput = 1'
+FILES: list[tuple[type[FileModel], Any]] = [(Prices, tomllib.loads(PRICES))]
+FILES += [(Policy, tomllib.loads(file.read_text("utf-8"))) for file in list_data_files("policies").values()]
 FILES += [(Benchmark, tomllib.loads(file.read_text("utf-8"))) for file in list_data_files("evals").values()]
 
 

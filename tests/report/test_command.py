@@ -57,12 +57,15 @@ def test_a_sweep_gets_one_page_and_a_table_for_every_setting(tmp_path: Path) -> 
     assert sorted(file.name for file in tmp_path.rglob("report.*")) == ["report.html", "report.md"]
 
 
-def test_files_go_to_the_given_paths(tmp_path: Path) -> None:
+def test_files_go_to_the_given_paths_and_all_include_prices(tmp_path: Path) -> None:
     make_run(6, policies=POLICIES).write(tmp_path / "run")
+    prices = tmp_path / "prices.toml"
+    prices.write_text('currency = "EUR"\nper_machine_hour = 3', "utf-8")
     page, text = tmp_path / "page.html", tmp_path / "text.md"
-    result = report(tmp_path / "run", "--html", page, "--markdown", text)
+    result = report(tmp_path / "run", "--html", page, "--markdown", text, "--prices", prices)
+    assert "(on 100.0%)" in result.stdout
     assert all(
-        "accuracy gain" in output for output in (result.stdout, page.read_text("utf-8"), text.read_text("utf-8"))
+        "EUR per problem" in output for output in (result.stdout, page.read_text("utf-8"), text.read_text("utf-8"))
     )
     assert not list((tmp_path / "run").glob("report.*"))
 
@@ -122,6 +125,8 @@ def test_invalid_input_is_a_one_sentence_error(tmp_path: Path) -> None:
     made.write(tmp_path)
     with pytest.raises(UsageError, match="no finished row yet"):
         report(tmp_path)
+    with pytest.raises(UsageError, match=r"none\.toml"):
+        report(STORED, "--prices", tmp_path / "none.toml")
     (tmp_path / "file").touch()
     with pytest.raises(StepSpecError, match=r"Cannot write .*file"):
         report(STORED, "--html", tmp_path / "file" / "page.html", "--markdown", tmp_path / "text.md")

@@ -22,6 +22,15 @@ class Column:
         return self.is_speed and policy.no_speed is not None and self.cell(policy)[0] != UNKNOWN
 
 
+@dataclass(frozen=True)
+class Extra:
+    """A figure that is not in the summary, such as the cost at given prices, with a cell for each policy."""
+
+    title: str
+    meaning: str
+    cells: Mapping[str, Cell]
+
+
 ACCURACY = Column(
     "accuracy",
     "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct; "

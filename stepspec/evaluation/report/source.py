@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.report.figures import Extra, num_rows
+from stepspec.evaluation.report.prices import Prices, cost_figure, costs
 from stepspec.evaluation.report.tally import RunTally
-from stepspec.evaluation.runs import TraceIndex, iter_rows, read_run
+from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, read_run
 
 
 @dataclass(frozen=True)
@@ -19,22 +21,28 @@ class Source:
     tally: RunTally
     traces: TraceIndex | None
     """None if the report does not include traces."""
+    extras: Sequence[Extra]
 
 
-def read_source(folder: Path, summary: Summary, *, traces: bool = True) -> Source:
+def read_source(folder: Path, summary: Summary, *, traces: bool = True, prices: Prices | None = None) -> Source:
     """Read the rows of a run once and index its traces.
 
     Args:
         folder: the folder of the run.
         summary: the summary of the same rows.
         traces: whether to index the traces.
+        prices: prices for the cost figure; None omits it.
 
     Raises:
         UsageError: the folder contains no run, or a damaged one.
         StepSpecError: a file cannot be read.
     """
     index = TraceIndex(folder) if traces else None
-    return Source(folder, read_run(folder), summary, RunTally.of(iter_rows(folder)), index)
+    extras: list[Extra] = []
+    if prices is not None:
+        rows = {name: num_rows(policy) for name, policy in summary.policies.items()}
+        extras.append(cost_figure(costs(iter_blocks(folder), prices), rows, prices))
+    return Source(folder, read_run(folder), summary, RunTally.of(iter_rows(folder)), index, extras)
 
 
 def settings_of(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[str]:

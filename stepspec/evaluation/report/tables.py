@@ -8,22 +8,22 @@ from rich.text import Text
 
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
-from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, is_known, named, repeat_columns
+from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known, named, repeat_columns
 from stepspec.evaluation.report.findings import not_run, speeds_that_do_not_count, steps_not_proposed
 
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
     """Return the terminal table at the end of an evaluation, with the most important figures."""
-    return _table(summary, CLOSING, setting)
+    return _table(summary, CLOSING, setting, ())
 
 
-def full_table(summary: Summary, *, setting: str = "") -> Table:
+def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> Table:
     """Return a terminal table with every figure that was measured."""
     further = [column for column in further_columns(summary) if column not in CLOSING]
-    return _table(summary, (*CLOSING, *further), setting)
+    return _table(summary, (*CLOSING, *further), setting, extras)
 
 
-def _table(summary: Summary, columns: Sequence[Column], setting: str) -> Table:
+def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
     """Return a terminal table with a row for each figure, so that several policies fit into 80 columns."""
     run = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
     title = Text(f"{run}: {cells.count(summary.n, 'problem')}, 95% intervals")
@@ -35,6 +35,8 @@ def _table(summary: Summary, columns: Sequence[Column], setting: str) -> Table:
         table.add_column(Text(name), justify="right", overflow="fold")
     for column in named(columns, summary):
         table.add_row(column.title, *(_figure(column, policy) for policy in summary.policies.values()))
+    for extra in extras:
+        table.add_row(Text(extra.title), *(_lines(extra.cells[name]) for name in summary.policies))
     return table
 
 
@@ -78,12 +80,13 @@ def not_run_rows(run: RunRecord, num_columns: int, draft: str) -> list[list[str]
     return [[", ".join(listed), words, *dashes] for listed, words in rows if listed]
 
 
-def further_table(summary: Summary) -> str:
+def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
     """Return a Markdown table of the columns beyond `COLUMNS`, a row for each figure. Empty if none was measured."""
     rows = [
         [column.title, *(written(column, policy) for policy in summary.policies.values())]
         for column in further_columns(summary)
     ]
+    rows += [[extra.title, *(cells.joined(extra.cells[name]) for name in summary.policies)] for extra in extras]
     return markdown_table(["", *summary.policies], rows) if rows else ""
 
 

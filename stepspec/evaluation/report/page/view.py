@@ -178,6 +178,10 @@ def _table(source: Source) -> dict[str, Sequence[TableLine]]:
         ]
         for group, columns in {**GROUPS, "Repeats": repeat_columns(source.summary)}.items()
     }
+    if source.extras:
+        table["Money"] = [
+            TableLine(extra.title, extra.meaning, [extra.cells[name] for name in policies]) for extra in source.extras
+        ]
     return {group: lines for group, lines in table.items() if lines}
 
 

@@ -238,7 +238,8 @@ def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
     certificate = found[2].certificate
     assert certificate is not None
     same = {name: dict(getattr(certificate, name)) for name in ("models", "dtypes", "engines")}
-    own = {"benchmark": "gsm-mini", "data_sha256": "0" * 64, "max_tokens": 2 * certificate.max_tokens}
+    own = {name: getattr(certificate, name) for name in ("temperature", "top_p", "template_sha256", "prompt_version")}
+    own |= {"benchmark": "gsm-mini", "data_sha256": "0" * 64, "max_tokens": 2 * certificate.max_tokens}
     assert certificate.notes(same, **own) == certificate.notes({"models": same["models"]}) == []
     longer = certificate.max_tokens
     changes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -249,6 +250,9 @@ def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
         ({"engines": {**same["engines"], "target": "vLLM"}}, {}, "a target on torch, not vLLM"),
         ({}, {"min_p": "set"}, "no min p"),
         ({}, {"template_sha256": "0" * 64}, "another chat template"),
+        ({}, {"prompt_version": "0" * 12}, "another prompt around the question"),
+        ({}, {"temperature": 0.6}, "temperature 0, not 0.6"),
+        ({}, {"top_p": 0.5}, "top p 1, not 0.5"),
         ({}, {"prompts": [-99.0]}, "another kind of problems (gsm-mini)"),
         ({}, {"prompts": [-99.0] * 6 + [-0.1] * 44, "benchmark": "typed"}, "another kind of problems (gsm-mini)"),
     ]

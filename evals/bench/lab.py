@@ -59,6 +59,9 @@ ACCEPTED, RELAXED, REFUSED, REWRITTEN = "arxw"
 """Letters of a trace. A capital is what would have become of the token behind a full round, which the target writes."""
 BLOCK = 128
 """Tokens that are drawn from together."""
+TOGETHER = 32
+"""Rows of logits that are compared together. The memory of larger tensors goes back to the system each time, and
+getting it again takes as long as the work."""
 KINDS = {
     "digits": re.compile(r"\d"),
     "operators": re.compile(r"[-+*/=<>^%×÷]|\b(?:times|div|frac|cdot)\b"),
@@ -351,8 +354,11 @@ class Lockstep:
         target, draft = (torch.cat(model.extend(slots, ids)) for model in self.models)  # [B, V]
         temperatures = torch.tensor([text.temperature for text in self.texts])
         noise = torch.tensor([[text.random.random() for _ in range(3)] for text in self.texts], dtype=torch.float64)
-        for text, found in zip(self.texts, positions(target, draft, temperatures, noise), strict=True):
-            text.advance(found)
+        for start in range(0, len(self.texts), TOGETHER):
+            part = slice(start, start + TOGETHER)
+            found = positions(target[part], draft[part], temperatures[part], noise[part])
+            for text, position in zip(self.texts[part], found, strict=True):
+                text.advance(position)
 
     def _remove(self, index: int) -> None:
         """Remove a text. The last one takes its slot."""

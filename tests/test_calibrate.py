@@ -294,6 +294,16 @@ def test_a_run_says_what_its_calibration_does_not_cover(
         assert run.identity() == run.model_copy(update={"policies": without_notes(run.policies)}).identity()
 
 
+def test_a_recording_has_steps_where_none_pay(found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    store(found[2].model_copy(update={"steps": False}), "two-level", found[1].identity.pair)
+    for options, judged in (([], False), (["--record"], True)):
+        folder = tmp_path / f"recorded-{judged}"
+        done = invoke("eval", "gsm-mini", "--limit", "1", "--policy", "two-level", "--output", folder, *options)
+        assert done.exit_code == 0, done.output
+        assert any(row.steps_judged for row in iter_rows(folder) if row.policy == "two-level") == judged
+
+
 def without_notes(policies: Mapping[str, PolicyRecord]) -> dict[str, PolicyRecord]:
     return {name: each.model_copy(update={"notes": ()}) for name, each in policies.items()}
 

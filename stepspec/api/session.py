@@ -162,7 +162,7 @@ class StepSpec:
         if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
         try:
-            self._calibrated = () if isinstance(policy, Policy) else settings_of(wanted, self.pair.hash)
+            self._calibrated = () if isinstance(policy, Policy) else settings_of(wanted, self.pair.hash, record=record)
             self.policy, note = fit_policy(proposing(wanted, self._calibrated), self.pair)
             self._choice = StepChoice(None if record else self.policy.max_overhead)
             policies = {each.temperature: each.applied(self.policy) for each in self._calibrated}

@@ -64,7 +64,7 @@ class CalibratedSetting(FileModel):
         return [] if self.certificate is None else self.certificate.notes(models, max_overhead, prompts, **request)
 
 
-def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:
+def settings_of(policy: Policy, pair: str, *, record: bool = False) -> list[CalibratedSetting]:
     """Return the settings of a policy for a pair, the lowest temperature first.
 
     If a policy ships with those of other models only, its thresholds say nothing about these: those of one pair have
@@ -73,16 +73,20 @@ def settings_of(policy: Policy, pair: str) -> list[CalibratedSetting]:
     Args:
         policy: the policy as its file has it.
         pair: hash of the models, see `Pair.hash`.
+        record: whether steps are recorded, so that settings without steps do not count.
 
     Raises:
         UsageError: a file of the user's folder is damaged.
     """
     shipped, own = data_folder("policies") / FOLDER / pair, user_folder() / pair
     found = {each.temperature: each for each in _matching(policy, [*shipped.glob("*.json"), *own.glob("*.json")])}
-    if not found and any(_matching(policy, [*shipped.parent.glob("*/*.json")])):
-        about: dict[str, Any] = {"policy_sha256": policy.settings_sha256, "pair": "these models", "temperature": 0}
-        return [CalibratedSetting(**about, steps=False, sentences=[UNKNOWN])]
-    return [found[temperature] for temperature in sorted(found)]
+    settings = [found[temperature] for temperature in sorted(found)]
+    if record:
+        return [each for each in settings if each.steps]
+    if settings or not _matching(policy, shipped.parent.glob("*/*.json")):
+        return settings
+    about: dict[str, Any] = {"policy_sha256": policy.settings_sha256, "pair": "these models", "temperature": 0}
+    return [CalibratedSetting(**about, steps=False, sentences=[UNKNOWN])]
 
 
 def proposing(policy: Policy, settings: Sequence[CalibratedSetting]) -> Policy:

@@ -449,8 +449,8 @@ def test_right_answers_count_only_where_all_prompts_have_one(
 
 def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> None:
     found = make_candidates([], scripted_pair())
-    assert list(found.policies) == ["target", "two-level", "specreason-decode"]
-    assert [judge.name for judge in found.policies["two-level"][0].judges] == ["rating.specreason"]
+    assert list(found.policies) == ["target", "specreason-decode"]
+    assert "log-probabilities of proposed tokens" in found.left_out["two-level"]
     assert "stepspec cannot change it" in found.left_out["token-level"]
 
 

@@ -185,6 +185,15 @@ def test_settings_that_an_exact_policy_beats_are_not_tested(recordings: Recordin
     assert speeds((0.8, 0.6), (0.9, 0.7)) == [0.9]
 
 
+def test_steps_that_were_recorded_on_models_without_thresholds_are_replayed(run: Path, tmp_path: Path) -> None:
+    for file in ("rows.jsonl", "traces.jsonl"):
+        (tmp_path / file).write_bytes((run / file).read_bytes())
+    about = json.loads((run / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(about | {"pair": "0" * 16}))
+    done = invoke("replay", tmp_path, "--policy", "two-level", "--sweep")
+    assert done.exit_code == 0, done.output
+
+
 def test_the_front_leaves_out_what_is_beaten(recordings: Recordings) -> None:
     careful = changed(judges=[likelihood(0.0)], salvage=None)
     found = replay({"given": changed(), "careful": careful}, recordings)

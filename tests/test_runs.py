@@ -23,6 +23,7 @@ from stepspec.evaluation.runs import (
     natural_order,
     output_sha256,
     part_files,
+    policy_of,
     read_run,
     read_summary,
     reasoning,
@@ -64,6 +65,12 @@ def test_counts_that_are_stored_under_former_names_are_read() -> None:
     stored = TokenRecord(drafted=7, accepted=3, abandoned=4).model_dump_json()
     assert TokenRecord.model_validate_json(stored).abandoned == 4
     assert TokenRecord.model_validate_json(stored.replace('"abandoned"', '"cancelled"')).abandoned == 4
+
+
+def test_policies_of_stored_runs_are_read() -> None:
+    folders = [each.parent for each in (Path(__file__).parents[1] / "evals" / "results").rglob("run.json")]
+    policies = [policy_of(run, name) for run in map(read_run, folders) for name in run.policies]
+    assert len(policies) > 30
 
 
 @pytest.mark.parametrize(("file", "read"), [("run.json", read_run), ("summary.json", read_summary)])

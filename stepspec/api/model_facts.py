@@ -110,11 +110,11 @@ def pair_facts(pair: Pair) -> PairFacts:
                 raise UsageError("It needs a draft.")
             settings = settings_of(policy, pair.hash)
             note = fit_policy(proposing(policy, settings), pair)[1]
-            steps = [each.sentences[0] for each in settings if not each.steps]
+            steps = [each.sentences[0] for each in settings[:1] if not any(every.steps for every in settings)]
         except UsageError as error:
             policies[name] = str(error)
         else:
-            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, *steps[:1]))]) else {}
+            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, *steps))]) else {}
     draft = None if pair.draft is None else model_facts(pair.draft)
     return PairFacts(model_facts(pair.target), draft, pair.one_vocabulary, policies, notes)
 

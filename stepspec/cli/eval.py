@@ -188,7 +188,8 @@ class _EvalPlan:
         """Execute the runs one after the other, and return their summaries and conditions."""
         policies, leave_out = self.policies, self.leave_out
         async with executor:
-            pair, record = await executor.call(lambda pair: pair.hash), any(keeping.record for _, keeping in runs)
+            pair = await executor.call(lambda pair: pair.hash)
+            record = any(keeping.record for _, keeping in runs)
             found = {name: settings_of(policy, pair, record=record) for name, (policy, _) in policies.items()}
             wanted = {name: (proposing(policy, found[name]), text) for name, (policy, text) in policies.items()}
             fitted = await executor.call(lambda pair: fit_policies(wanted, pair, leave_out=leave_out))

@@ -38,7 +38,7 @@ def main(
         policies[name] = load_policy(each)[0]
     recordings = read_recordings(run)
     for name, each in policies.items():
-        setting = setting_at(settings_of(each, recordings.run.pair), recordings.run.temperature)
+        setting = setting_at(settings_of(each, recordings.run.pair, record=True), recordings.run.temperature)
         policies[name] = each if setting is None else setting.applied(each)
     if sweep:
         for name, each in list(policies.items()):

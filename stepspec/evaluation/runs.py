@@ -77,11 +77,13 @@ def policy_of(run: RunRecord, name: str) -> Policy:
     try:
         table = parse_toml(run.policies[name].text)
         score = table.get("score", {})
+        score.pop("candidates", None)
         if score.pop("look_ahead", None) is not None or score.get("depth") == "auto":  # runs of 0.1
             score["depth"] = 4
         table.get("step", {}).pop("abort_entropy", None)  # policy files of 0.2 and earlier, like the rest
         table.get("compare", {}).pop("width", None)
         table.pop("certificate", None)
+        table.pop("fallbacks", None)
         ranges = table.pop("temperatures", [])
         policy, setting = Policy.model_validate(table), run.policies[name].calibrated
         if setting is not None:

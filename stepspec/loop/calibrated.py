@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from stepspec.base.file_model import FileModel, Version
 from stepspec.base.files import data_folder, write_text
@@ -40,7 +40,13 @@ class CalibratedSetting(FileModel):
     certificate: Certificate | None = None
     """What is known about the accuracy with these thresholds."""
     sentences: Sequence[str] = ()
-    """What the calibration found, in words."""
+    """What the calibration found, in words; at least one without steps."""
+
+    @model_validator(mode="after")
+    def _says_why_there_are_no_steps(self) -> "CalibratedSetting":
+        if not (self.steps or self.sentences):
+            raise ValueError("a setting without steps needs a sentence")
+        return self
 
     def applied(self, policy: Policy) -> Policy:
         """Return the policy with this setting."""

@@ -25,8 +25,9 @@ drafter later; a smaller one drops a good drafter after one bad guess."""
 ROW_MEMORY, DRAFTER_MEMORY = 32.0, 500.0
 """Rounds after which an observation counts for 1/e. Acceptance changes within a text and from text to text."""
 
-WINDOW = 16
-"""Number of latest timings of a kind to take the median of. The median tolerates spikes in up to half of them."""
+WINDOW, MEMORY = 16, 1000
+"""Number of latest timings of a kind to take the median of, none of them before so many rounds. The median tolerates
+spikes in up to half of them."""
 
 FIRST_TIMINGS, TRIAL_TOKENS = 3, 2
 """Timings of a kind before their median is used, and tokens that a trial drafts. One token would show little about the
@@ -39,7 +40,7 @@ sooner than the share allows, to correct wrong first timings early; the pause be
 MAX_RUN = 32
 """Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
 WIDER, OFTEN = 2, 8
-"""Factor on the tokens of the first of these rounds, which measures what more tokens would cost: in as many runs as the
+"""Factor on the tokens of one of these rounds, which measures what more tokens would cost: in as many runs as the
 second number, and then in one of so many."""
 
 MARGIN = 1.05
@@ -84,11 +85,14 @@ class RoundCosts:
     def __init__(self, *, by_token: bool) -> None:
         """`by_token`: whether the time to draft is proportional to the number of tokens; else it is constant."""
         self._by_token = by_token
-        self._verify: dict[int, deque[float]] = {}
+        self._verify: defaultdict[int, deque[tuple[int, float]]] = defaultdict(partial(deque, maxlen=WINDOW))
+        self._num_rounds = 0
         self._draft: deque[float] = deque(maxlen=WINDOW)
         self._times = [0.0] * (MAX_TOKENS + 1)
         self.draft_s = 0.0
         """Time to draft one token for every row; without `by_token`, time to draft any number of tokens."""
+        self.num_runs = 0
+        """Longer runs of rounds with drafting so far."""
 
     @property
     def lacks_rounds(self) -> bool:
@@ -105,10 +109,16 @@ class RoundCosts:
         if done.num_asked:
             self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
             self.draft_s = median(self._draft)
-        self._verify.setdefault(max(done.drafted), deque(maxlen=WINDOW)).append(done.verify_s)
-        known = {count: median(found) for count, found in self._verify.items() if len(found) >= FIRST_TIMINGS}
-        plain = median(self._verify.get(0) or [done.verify_s])
-        self._times = _interpolated({0: plain} | known)
+        self._num_rounds += 1
+        self._verify[max(done.drafted)].append((self._num_rounds, done.verify_s))
+        recent = {
+            count: [seconds for number, seconds in found if number > self._num_rounds - MEMORY]
+            for count, found in self._verify.items()
+        }
+        wide = [seconds for count, found in recent.items() if count for seconds in found]
+        plain = [median(found) for found in (recent.get(0), wide) if found]  # a pass over more tokens takes no less
+        known = {count: median(found) for count, found in recent.items() if count and len(found) >= FIRST_TIMINGS}
+        self._times = _interpolated(min(plain), known)
 
     def verify_s(self, count: int) -> float:
         """Return the time of a round that verifies so many drafted tokens, without the time to draft them."""
@@ -132,11 +142,11 @@ class RoundCosts:
         return best_count(acceptances, [MAX_TOKENS] * len(acceptances), round_s, coverage)
 
 
-def _interpolated(known: Mapping[int, float]) -> list[float]:
-    """Return times by number of tokens, up to `MAX_TOKENS`, from those of some numbers, 0 among them. More tokens never
+def _interpolated(plain: float, known: Mapping[int, float]) -> list[float]:
+    """Return times by number of tokens, up to `MAX_TOKENS`, from those of none and of some numbers. More tokens never
     take less. Beyond the last number, each takes as much as those before it on average."""
-    times, last = [min(known.values())], 0
-    for count in sorted(known.keys() - {0}):
+    times, last = [plain], 0
+    for count in sorted(known):
         found = max(known[count], times[-1])
         times += [times[last] + (found - times[last]) * step / (count - last) for step in range(1, count - last + 1)]
         last = count
@@ -181,8 +191,8 @@ class Pacer:
         self._seen = SuccessRate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = SuccessRate(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[BatchRow, SuccessRate] = weakref.WeakKeyDictionary()
-        self._rest, self._early_rest, self._run, self._runs, self._shared = 0.0, FIRST_REST, 0, 0, 0
-        self._trial = False
+        self._rest, self._early_rest, self._run, self._shared = 0.0, FIRST_REST, 0, 0
+        self._trial = self._wider = False
 
     def acceptance(self, row: BatchRow) -> float:
         """Return the expected acceptance of a row: its own, with the acceptance of all rows as the prior."""
@@ -193,7 +203,7 @@ class Pacer:
     def count(self, rows: Sequence[BatchRow], load: int) -> int:
         """Return how many tokens each row of the next round drafts. `load` is the rough number of rows in the round."""
         costs = self._costs[load]
-        self._trial = False
+        self._trial = self._wider = False
         if costs.lacks_rounds:
             return 0
         if costs.lacks_drafts:
@@ -202,8 +212,10 @@ class Pacer:
         best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
         if best:
             self._run = (self._run + 1) % (MAX_RUN + 1)
-            self._runs += not self._run
-            if self._run == 1 and (self._runs < OFTEN or self._runs % OFTEN == 0):
+            if self._run == MAX_RUN // 4:
+                costs.num_runs += 1
+                self._wider = costs.num_runs <= OFTEN or costs.num_runs % OFTEN == 0
+            if self._wider:
                 return min(MAX_TOKENS, WIDER * best)
             return best if self._run else 0
         self._run = 0
@@ -218,7 +230,7 @@ class Pacer:
         return bool(self._shared) and not (costs.lacks_rounds or costs.lacks_drafts)
 
     def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
-        """Return how many of the drafted tokens to verify; all of them in a trial.
+        """Return how many of the drafted tokens to verify; all of them in a trial and in a wider round.
 
         Lookup drafters often find tokens for only a few rows, but the verifying pass gets wider for every row.
 
@@ -227,7 +239,7 @@ class Pacer:
             counts: number of tokens drafted for each row.
             load: rough number of rows in the round.
         """
-        if self._trial:
+        if self._trial or self._wider:
             return max(counts)
         costs = self._costs[load]
         return best_count([self.acceptance(row) for row in rows], counts, costs.verify_s)

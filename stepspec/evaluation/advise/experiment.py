@@ -85,6 +85,9 @@ async def advise(executor: Executor, prompts: Prompts, plan: AdvicePlan, folder:
             keep_measured(measured, folder)
         if measured.step_policy:
             candidates.policies[STEPS] = fitted(measured.step_policy, candidates.policies[STEPS])
+        else:
+            del candidates.policies[STEPS]
+            candidates.left_out[STEPS] = "No step of the recorded prompts was judged, which shows no threshold."
     loads = [await task.run(costs, folder / f"c{costs.concurrency}") for costs in measured.costs]
     return Findings(
         **dict(where),

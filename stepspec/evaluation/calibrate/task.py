@@ -176,8 +176,10 @@ async def calibrate(
     )
     results = results.model_copy(update={"sentences": sentences(results)})
     write_text(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
-    read = partial(prompt_logprobs, task.benchmark, task.problems, NUM_READ)
-    bound = least_logprob(await executor.call(read)) if outcome.certified else None
+    bound = None
+    if outcome.certified:
+        read = partial(prompt_logprobs, task.benchmark, task.problems, NUM_READ)
+        bound = least_logprob(await executor.call(read))
     return results, _setting(task, policy, outcome, results, bound)
 
 

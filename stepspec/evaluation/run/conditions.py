@@ -1,6 +1,8 @@
 """The conditions of a run, as stored in `run.json`: policies, models, settings, versions and hardware."""
 
+import asyncio
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,6 +11,7 @@ from typing import Any
 from stepspec.api.models import Pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine
+from stepspec.errors import EngineError
 from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
 from stepspec.evaluation.machine import conditions as measured_conditions
 from stepspec.evaluation.machine import machine
@@ -17,6 +20,11 @@ from stepspec.evaluation.run.policies import LoadedPolicy
 from stepspec.evaluation.run.problems import EvalProblem, ProblemSet
 from stepspec.loop.calibrated import CalibratedSetting, setting_at
 from stepspec.loop.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+TOGETHER = 16
+"""Prompts that are read concurrently."""
 
 
 def current_conditions(_: Pair) -> Conditions:
@@ -71,8 +79,8 @@ def conditions(
         "prompt_version": wording_version(benchmark),
     }
 
-    def record(policy: Policy, text: str, settings: Sequence[CalibratedSetting]) -> PolicyRecord:
-        setting, notes = setting_at(settings, temperature), list[str]()
+    def record(policy: Policy, text: str, found: Sequence[CalibratedSetting]) -> PolicyRecord:
+        setting, notes = setting_at(found, temperature), list[str]()
         if setting is not None:
             notes = [note for _, note in setting.notes(pair.by_role, policy.max_overhead, prompts, **about)]
             policy = setting.applied(policy)
@@ -105,14 +113,17 @@ def conditions(
 
 
 async def prompt_logprobs(benchmark: Benchmark, problems: Sequence[EvalProblem], num: int, pair: Pair) -> list[float]:
-    """Return the mean log-probability of the prompts of `num` of the problems; empty if the target computes none.
-
-    Raises:
-        EngineError: the target failed.
-    """
+    """Return the mean log-probability of the prompts of `num` of the problems; empty if the target computes none, or
+    fails: the results of a run or a calibration are right without them."""
+    found = list[float | None]()
     chosen = problems[:: max(1, len(problems) // num)][:num]
     prompts = [encode_request(pair.target.tokenizer, asked(benchmark, problem.question)) for problem in chosen]
-    found = [await pair.prompts.mean_logprob(prompt) for prompt in prompts]
+    try:
+        for start in range(0, len(prompts), TOGETHER):
+            found += await asyncio.gather(*map(pair.prompts.mean_logprob, prompts[start : start + TOGETHER]))
+    except EngineError as error:
+        logger.warning("The kind of problems is not compared: %s", error)
+        return []
     return [each for each in found if each is not None]
 
 

@@ -1,17 +1,16 @@
 """Distribute the tests to pytest-xdist workers, limit the threads of each worker, and choose Hypothesis's examples."""
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from following import following_pair
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
-
-from stepspec.loop.calibrated import CalibratedSetting, store
-from stepspec.loop.policy import load_policy
 
 # Set before torch is imported, and inherited by child processes. On a busy machine, two threads are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -55,13 +54,18 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide what was calibrated on this machine, which would change what policies do. Scripted pairs have thresholds."""
-    policy = load_policy("two-level")[0]
-    found = {"policy_sha256": policy.settings_sha256, "pair": "a scripted pair", "temperature": 2.0}
-    thresholds = CalibratedSetting(**found, thresholds={"likelihood.min": -2.9942}, min_logprob=-4.0)
+    """Hide what was calibrated on this machine, which would change what policies do. Models called `target` and
+    `draft`, as scripted ones are, have thresholds."""
+    (shipped,) = Path(__file__).parents[1].glob("policies/thresholds/*/two-level-t0.json")
+    about = {"policy_sha256": json.loads(shipped.read_text("utf-8"))["policy_sha256"], "pair": "a scripted pair"}
+    setting = {**about, "temperature": 2.0, "thresholds": {"likelihood.min": -2.9942}, "min_logprob": -4.0}
+    pair = hashlib.sha256(repr(["target", "draft"]).encode()).hexdigest()[:16]
+    config = tmp_path_factory.mktemp("config")
+    file = config / "stepspec" / "thresholds" / pair / "two-level-t2.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(setting), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        store(thresholds, "two-level", following_pair().hash)
+        patch.setenv("XDG_CONFIG_HOME", str(config))
         yield
 
 

@@ -130,6 +130,7 @@ def generated(root: Path) -> dict[Path, str]:
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
+        ("docs/results.md", "certificates", "qwen", certification_block(results / "certification-qwen.json")),
         ("docs/results.md", "replays", EMBEDDED_NAME, replays_block(results / "replays" / f"{EMBEDDED_NAME}.json")),
         ("docs/results.md", "ideals", "all", ideals_block(results / "ideals")),
         *(

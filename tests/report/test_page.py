@@ -63,7 +63,7 @@ def test_the_page_opens_from_the_disk_with_a_finding_a_table_and_figures(
     assert "as fast as the target alone" in page.locator("h1").inner_text()
     assert page.locator("thead").first.inner_text().count("exact") == len(made.run.policies)
     figures = page.locator("figure svg").all()
-    assert len(figures) == 5 + 4
+    assert len(figures) == 5 + 1
     assert all(figure.bounding_box()["height"] > 100 for figure in figures[:3])
 
 

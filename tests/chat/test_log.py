@@ -99,14 +99,13 @@ def test_successful_polls_are_not_logged_and_failures_are(lines: Lines) -> None:
             answer.read()
             return answer.status
 
-        lines.texts.clear()
         assert {get(path) for path in POLLED * 3} == {200}
-        assert not lines.texts
+        assert not [line for line in lines.texts if "GET" in line]
         server._service.admission.is_draining = True  # pyright: ignore[reportPrivateUsage]
         assert get("/ready") == 503
         assert get("/v1/models") == 200
         connection.close()
-    *asked, _ = lines.texts
+    asked = [line for line in lines.texts if "GET" in line]
     for line, expected in zip(asked, ("/ready 503", "/v1/models 200"), strict=True):
         assert re.match(TIME + rf"INFO \w+ GET {expected} ", line)
     assert "Shutting down" in lines.texts[-1]

@@ -109,12 +109,13 @@ def pair_facts(pair: Pair) -> PairFacts:
             if pair.draft is None and policy.needs_draft:
                 raise UsageError("It needs a draft.")
             settings = settings_of(policy, pair.hash)
-            note = fit_policy(proposing(policy, settings), pair)[1]
-            steps = [each.sentences[0] for each in settings[:1] if not any(every.steps for every in settings)]
+            wanted = proposing(policy, settings)
+            note = fit_policy(wanted, pair)[1]
+            without_steps = None if wanted is policy else settings[0].sentences[0]
         except UsageError as error:
             policies[name] = str(error)
         else:
-            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, *steps))]) else {}
+            notes |= {name: " ".join(found)} if (found := [*filter(None, (note, without_steps))]) else {}
     draft = None if pair.draft is None else model_facts(pair.draft)
     return PairFacts(model_facts(pair.target), draft, pair.one_vocabulary, policies, notes)
 

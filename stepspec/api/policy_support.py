@@ -9,7 +9,6 @@ from stepspec.loop.policy import Policy
 
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
-    "cached scores": "log-probabilities of proposed tokens without reading the whole prompt again",
     "choices": "its most likely tokens at the places of proposed ones",
     "label logprobs": "log-probabilities of a judge's answers",
     "logprobs": "log-probabilities of the tokens that it writes",

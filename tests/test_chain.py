@@ -204,7 +204,7 @@ async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices()
     assert (await other.play()).result.counts.forced == 5
 
 
-SURE = {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -1.0, "reject_below": -100.0}
+SURE = {"kind": "draft-confidence", "threshold": -1.0, "reject_below": -100.0}
 
 
 @pytest.mark.parametrize("depth", [1, 3])

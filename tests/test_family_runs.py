@@ -48,7 +48,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {
         "family": "score",
         "judges": (
-            {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.2, "reject_below": -9.0},
+            {"kind": "draft-confidence", "threshold": -0.2, "reject_below": -9.0},
             RandomJudge(share=0.5),
         ),
         "judging": "cascade",

@@ -34,7 +34,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": (RandomJudge(share=0.7),), "score": {"depth": 2, "draft_answer": True}},
     {
         "family": "score",
-        "judges": ({"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.5},),
+        "judges": ({"kind": "draft-confidence", "threshold": -0.5},),
         "salvage": {},
     },
     {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 3}},

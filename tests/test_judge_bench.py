@@ -300,7 +300,7 @@ def test_judges_that_cannot_judge_labelled_steps_are_left_out(pair: Pair) -> Non
     judges, notes = bench.choose_judges(policies, pair, [LabelledSolution.model_validate(LINE)])
     assert [*judges] == ["likelihood.min", "likelihood.mean", "exact", "rating.short", "yes-no", "rating.short (other)"]
     assert "no step has token ids of this draft" in notes["likelihood.log-ratio"]
-    assert "no step has token ids of this draft" in notes["draft-confidence.mean-logprob"]
+    assert "no step has token ids of this draft" in notes["draft-confidence"]
     assert "the judge model 'reward'" in notes["reward"]
     assert notes["equivalence"] == "left out. Labelled steps do not have the target's own step."
     with pytest.raises(UsageError, match=r"equivalence is left out\."):

@@ -31,7 +31,6 @@ from stepspec.loop.judge import (
     judge_kinds,
     shipped_judges,
 )
-from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Verdict
@@ -220,8 +219,7 @@ def test_a_cascade_in_which_no_judge_decides_rejects() -> None:
 
 
 def test_judges_that_need_no_pass_cause_none() -> None:
-    assert ask(judge("arithmetic"), judge("always"), step="3 + 4 = 7").accepted
-    assert not ask(judge("arithmetic"), judge("always"), step="3 + 4 = 8").accepted
+    assert ask(judge("always")).accepted
     assert not ask(judge("never")).accepted
 
 
@@ -262,97 +260,7 @@ def test_a_judge_that_fails_hangs_or_answers_nonsense_rejects(how: str) -> None:
     assert bool(verdict.errors) == (how != "nan")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "3 + 4 = 8",
-        "So 12 * 3 = 35 apples.",
-        "He pays 3 x $2 = $7.",
-        "2 + 3 * 4 = 20",
-        "5 − 2 = 4",
-        "10 / 4 = 2.4",
-        "1,200 + 300 = 1,400",
-        "That is 2 + 2 = 4 + 1.",
-        "1 / 0 = 3",
-        "10 / 3 = 3",
-        "Total cost = 3 * $2 = $7",
-        "- 3 + 4 = 8\n- 7 - 2 = 5",
-        "1. 3 + 4 = 8 (apples)",
-        "(3 + 4 = 8)",
-        "**3 + 4 = 8**",
-    ],
-)
-def test_a_false_equality_is_found(text: str) -> None:
-    assert len(false_equalities(text)) == 1, text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "3 + 4 = 7, and 7 - 2 = 5.",
-        "2 + 3 * 4 = 14",
-        "10 / 3 = 3.33",
-        "2 / 3 = 0.667",
-        "He pays 3 x $2 = $6.00 today",
-        "1,200 + 300 = 1,500",
-        "3 * 4 = 12 = 6 + 6",
-        "-3 + 5 = 2",
-        # What it cannot read is left alone.
-        "x + 3 = 7",
-        "x - 3 = 5",
-        "y -3 = 5",
-        "2 * (3 + 4) = 14",
-        "(2 + 3) * 4 = 20",
-        "2^3 = 8",
-        "100 - 20% = 80",
-        "20% of 50 + 3 = 13",
-        "5 apples + 2 = 7",
-        "Step 3 = 5 apples",
-        "1/5 = 20%",
-        "3 + 4 = 7x",
-        "version 1.2.3 = 4",
-        "",
-        r"2 \times 3 + 4 = 10",
-        r"1/5 = 20\%",
-        r"3 + 7 = 5 \cdot 2",
-        "(2 + 1) x 3 + 4 = 13",
-        "3 * 4 = 2 x (6)",
-        "2 1/2 * 4 = 10",
-        "12 eggs -3 + 1 = 10",
-        "17 / 5 = 3 remainder 2",
-        "3/4 = 75 percent",
-        "7 + 8 = 3 mod 12",
-        "10:30 + 2 = 12:30",
-        "log 8 + 1 = 4",
-        "2 / 3 = 0.666...",
-        "Apples: 5\n- 3 + 4 = 7",
-        "√16 + 2 = 6",
-        "2 times 3 + 4 = 10",
-        "60 + 60 = 2 hours",
-        "- 3 + 4 = 7\n- 7 - 2 = 5",
-        "5! = 3 + 2",
-        "x*3 + 4 = 10",
-        "1" * 5000 + " + 1 = 2",
-    ],
-)
-def test_a_true_or_unreadable_equality_is_left_alone(text: str) -> None:
-    assert false_equalities(text) == [], text
-
-
-@given(st.integers(0, 999), st.integers(1, 99), st.sampled_from("+-*"), st.integers(-3, 3))
-def test_an_equality_is_false_unless_its_result_is_right(a: int, b: int, operator: str, off: int) -> None:
-    value = {"+": a + b, "-": a - b, "*": a * b}[operator] + off
-    assert bool(false_equalities(f"So {a} {operator} {b} = {value}.")) is (off != 0)
-
-
-@pytest.mark.parametrize("text", ["1 + " * 1000, "1 + " * 1000 + "= 9", "1=1" * 1000, "1+1" * 2000, "=" * 5000])
-def test_a_long_step_is_read_in_time(text: str) -> None:
-    started = time.perf_counter()
-    assert false_equalities(text) == []
-    assert time.perf_counter() - started < 5
-
-
-@pytest.mark.parametrize(("kind", "other"), [("numbers", "arithmetic"), ("learned", "likelihood")])
+@pytest.mark.parametrize(("kind", "other"), [("arithmetic", "likelihood"), ("random", "always")])
 def test_a_removed_judge_names_what_to_use(kind: str, other: str) -> None:
     with pytest.raises(ValidationError, match=f"judge {kind} was removed in 0.2.0; use {other}"):
         Policy.model_validate({"version": 1, "summary": "x", "family": "score", "judges": [{"kind": kind}]})
@@ -370,7 +278,7 @@ def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:
 
 
 def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy() -> None:
-    assert {"likelihood", "rating", "yes-no", "arithmetic", "always", "never"} <= {*shipped_judges()}
+    assert {"likelihood", "rating", "yes-no", "always", "never"} <= {*shipped_judges()}
     needed: dict[str, dict[str, object]] = {}
     needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
     found: set[str] = set()

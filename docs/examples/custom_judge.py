@@ -20,7 +20,6 @@ class KnownNumbersJudge(Judge):
     """Rejects a step with a number that is not in the question, not in an earlier step, and no result of its own."""
 
     asks_target: ClassVar[bool] = False
-    can_accept: ClassVar[bool] = False  # known numbers do not make a step right
 
     kind: Literal["known-numbers"] = "known-numbers"
 
@@ -32,7 +31,7 @@ class KnownNumbersJudge(Judge):
         return sum(number in known for number in numbers) / len(numbers) if numbers else 1.0
 
     def decide(self, score: float) -> Decision:
-        """Leave a step with known numbers to the next judge."""
+        """Leave a step with known numbers to the next judge, because they do not make it right."""
         return "undecided" if score == 1.0 else "reject"
 
 

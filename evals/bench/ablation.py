@@ -31,9 +31,6 @@ Document = dict[str, Any]
 
 main = typer.Typer(help="Compare a policy with one part switched off or on at a time.", rich_markup_mode=None)
 
-CASCADE = {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.7, "reject_below": -100.0}
-"""A first judge that accepts steps of which the draft was sure everywhere, and leaves all others to the next one."""
-
 
 def _without_salvage(policy: Document) -> None:
     policy.pop("salvage", None)
@@ -44,21 +41,6 @@ def _set(table: str, key: str, value: object) -> Callable[[Document], None]:
         policy.setdefault(table, {})[key] = value
 
     return change
-
-
-def _with_cascade(policy: Document) -> None:
-    if policy.get("judging") != "cascade":
-        policy["judging"] = "cascade"
-        policy["judges"] = [CASCADE, *policy["judges"]]
-
-
-def _without_cascade(policy: Document) -> None:
-    """Leave out the first judge of a cascade, so that the others see every step."""
-    if policy.get("judging") != "cascade" or len(policy["judges"]) < 2:
-        return
-    policy["judges"] = policy["judges"][1:]
-    if len(policy["judges"]) == 1:
-        del policy["judging"]
 
 
 def _with_redraft(policy: Document) -> None:
@@ -74,8 +56,6 @@ CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-max-overhead": lambda policy: policy.get("score", {}).pop("max_overhead", None),
     "no-drafter": _set("token", "drafter", "none"),
     "prompt-lookup": _set("token", "drafter", "prompt-lookup"),
-    "cascade": _with_cascade,
-    "no-cascade": _without_cascade,
 }
 """What a changed policy does otherwise, by its name."""
 

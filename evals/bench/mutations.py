@@ -1,4 +1,4 @@
-"""Check that the tests see faults: apply each of 45 to a copy of the checkout, and print those that no test catches.
+"""Check that the tests see faults: apply each to a copy of the checkout, and print those that no test catches.
 
 Each fault replaces a text that occurs exactly once in the package, so that it survives renamed and moved files. It
 names the tests that should see it, which take at most 3 minutes. First, these tests must pass in an unchanged copy, and
@@ -75,9 +75,6 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "test_judges.py::test_a_step_is_accepted_if_no_judge_rejects_it": {
         "veto": ('"accept" in decisions and "reject" not in decisions, scores', '"accept" in decisions, scores'),
-    },
-    "test_judges.py::test_a_false_equality_is_found test_judges.py::test_a_true_or_unreadable_equality_is_left_alone": {
-        "rounding": ("Fraction(1, 2 * 10 ** len(decimals))", "Fraction(1, 10 ** len(decimals))"),
     },
     "test_controller.py": {
         "salvage": ("if not own_choice and logprobs[index] < min_logprob:", "if logprobs[index] < min_logprob:"),
@@ -169,12 +166,6 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "sequence": (
             'if status_of(of_setting, limits) != "certified":',
             'if status_of(of_setting, limits) == "loses more":',
-        ),
-    },
-    "test_policy.py::test_a_wrong_name_or_combination_is_refused_with_its_place": {
-        "rejecting-judges": (
-            "if self.judges and not any(judge.can_accept for judge in self.judges):",
-            "if self.judges and not self.judges:",
         ),
     },
     "test_policy.py": {

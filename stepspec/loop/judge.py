@@ -29,7 +29,7 @@ from stepspec.loop.step import Proposal, Step, Verdict
 Decision = Literal["accept", "reject", "undecided"]
 GROUP = "stepspec.judges"
 """Entry point group in which an installed package names its judges."""
-REMOVED = {"numbers": "arithmetic", "learned": "likelihood", "random": "always"}
+REMOVED = {"arithmetic": "likelihood", "numbers": "likelihood", "learned": "likelihood", "random": "always"}
 """What to use instead of judges of earlier versions."""
 
 
@@ -103,8 +103,6 @@ class Judge(FileModel, ABC):
     """Whether the judge needs the target's pass over the step."""
     exact: ClassVar[bool] = False
     """Whether the judge accepts only steps that the target would have written itself, token by token."""
-    can_accept: ClassVar[bool] = True
-    """Whether the judge can accept a step, or only reject it."""
     families: ClassVar[Sequence[str]] = ("score",)
     """The families of policies that the judge is for. In `compare`, it sees the target's own step, and no pass."""
     is_probability: ClassVar[bool] = False

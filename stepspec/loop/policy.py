@@ -64,8 +64,6 @@ class Policy(FamilyTables, PolicyTables):
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
-        if self.judges and not any(judge.can_accept for judge in self.judges):
-            raise ValueError(f"the judges {', '.join(names)} only reject, so every step would be rejected")
         return self
 
     @property

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import PLAIN_TEMPLATE, Opinion, Reply, ScriptedEngine, Stage, WordTokenizer
+from scripted import PLAIN_TEMPLATE, LetterTokenizer, Opinion, Reply, ScriptedEngine, Stage, WordTokenizer
 from thinking_families import ASKED, FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
@@ -568,6 +568,18 @@ async def test_in_family_route_the_target_sees_the_whole_step_before_its_beginni
     play = await Stage(words, drafts, opinions, [" seven.<|end|>"], tags=False).play()
     assert play.result.answer == "So one two.\n\nSo seven."
     assert [step.origin for step in play.result.steps] == ["draft", "salvaged"]
+
+
+async def test_in_family_route_nothing_but_the_target_s_own_text_begins_a_step_that_it_may_end_the_text_with() -> None:
+    """A draft of another vocabulary has written as many tokens as a step may have, and the target counts fewer."""
+    words = policy(
+        family="route", judges=(), step={"max_step_tokens": 8}, route={"signal": "words", "opening_tokens": 2}
+    )
+    target = ScriptedEngine(WordTokenizer(tags=False), [" seven.<|end|>"], ["So seven."], name="target")
+    draft = ScriptedEngine(LetterTokenizer(tags=False), ["So", " five and more"], name="draft")
+    result = await StepSpec(policy=words, pair=Pair(target, draft, one_vocabulary=False)).generate("How many?")
+    assert result.answer == "So seven."
+    result.counts.check()
 
 
 # Messages with headers

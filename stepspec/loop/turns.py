@@ -29,12 +29,15 @@ class Turns:
         A model that does not mark its thinking may answer at any place. The beginning of a step is then held until the
         whole step is there, because the target has to see how it ends.
         """
-        num_open, longest = len(self._request.transcript.open_ids), self._request.policy.step.max_step_tokens
-        is_beginning = draft.end == "length" and num_open + len(draft.ids) < longest
-        if self._request.thinking.steps_are_answer and is_beginning:
+        if self._request.thinking.steps_are_answer and self._is_beginning(draft):
             self._draft.held = draft
         else:
             await self._keep(draft)
+
+    def _is_beginning(self, draft: Proposal) -> bool:
+        """Return whether the open step goes on after the draft's tokens."""
+        num_open, longest = len(self._request.transcript.open_ids), self._request.policy.step.max_step_tokens
+        return draft.end == "length" and num_open + len(draft.ids) < longest
 
     async def _keep(self, draft: Proposal) -> None:
         """Commit the draft's tokens as `keep` does. Of an answer, only the target's own beginning is kept."""
@@ -48,7 +51,7 @@ class Turns:
             seen: Verification | None = None
             with suppress(ContextError, TimeoutError):  # without room or time, the draft's text does not end here
                 seen = await self._target.read(draft.written, scores=request.reads_scores)
-            if self._reviewer.answers(draft, seen):
+            if self._reviewer.answers(draft, seen) or self._is_beginning(draft):  # the target may end the text with it
                 kept = kept[: own_prefix(request, draft, seen)]
             if len(kept) == draft.num_written and seen is not None and seen.next_choice == draft.tag:
                 kept = draft.ids

@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

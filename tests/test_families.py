@@ -274,6 +274,15 @@ async def test_after_many_doubts_the_target_is_asked_to_check() -> None:
     assert asked[:2] == [2, 5]
 
 
+async def test_a_step_of_nothing_but_a_control_token_is_no_step_in_any_count() -> None:
+    """Both models write it and end the thinking, so it is committed."""
+    plan = steps(OWN[:1], "<|user|>" + END)
+    play = await staged(compare(), plan, plan).play()
+    counts = play.result.counts
+    assert (counts.steps_proposed, counts.steps_judged, counts.steps_accepted) == (1, 1, 1)
+    assert play.result.reasoning == OWN[0]
+
+
 async def test_the_draft_of_a_route_neither_ends_the_thinking_nor_repeats_forever() -> None:
     play = await staged(route(), steps(OWN), lambda *_: sure(END, -0.1)).play()
     assert origins(play) == [("target", step) for step in OWN]

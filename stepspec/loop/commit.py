@@ -37,7 +37,7 @@ class Committer:
         chosen = None if judged.seen is None else judged.seen.next_choice
         accepted = proposal.ids if proposal.tag is not None and proposal.tag == chosen else proposal.written
         num_rejected = len(proposal.ids) - len(accepted)
-        request.record.accepted(len(accepted), rejected=num_rejected, step=bool(proposal.num_written))
+        request.record.accepted(len(accepted), rejected=num_rejected, step=bool(proposal.text))
         self._note(judged)
         self.origin = "salvaged" if transcript.open_ids else "draft"
         self.num_from_draft += proposal.num_written
@@ -73,7 +73,7 @@ class Committer:
     def whole(self, step: Proposal, writer: Literal["draft", "target"], verdict: Verdict | None = None) -> None:
         """Commit a whole step of one model, with the tag that ends it. The target's was counted when it was written."""
         if writer == "draft":
-            self._request.record.accepted(len(step.ids), step=bool(step.num_written))
+            self._request.record.accepted(len(step.ids), step=bool(step.text))
             self.origin, self.num_from_draft = "draft", step.num_written
         else:
             self._request.record.written(len(step.ids), "forced")

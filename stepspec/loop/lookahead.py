@@ -237,10 +237,10 @@ class Lookahead:
         own, step, since = comparison.own.step, draft.step, time.time_ns()
         verdict = Verdict(False, {})
         if self._answers(place, step, own):
-            draft.judged = step.num_written > 0
+            draft.judged = bool(step.text)
             verdict = Verdict(step.ids == own.ids, {})
         elif self._may_stand(place, step):
-            draft.judged = step.num_written > 0
+            draft.judged = bool(step.text)
             if step.text.casefold().split() == own.text.casefold().split():
                 verdict = Verdict(True, {})
             elif step.text.strip():

@@ -7,6 +7,10 @@ For power, a policy loses nothing and answers a given share of the problems othe
 with replacement. Each of them orders the policies by how many answers they change on problems of its own, drops those
 that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.fixed_sequence`
 does.
+
+Two further cells are about what is certified. `switched`: half of the requests, at random, are answered by token-level
+speculation instead, as under load, and what runs then loses exactly the limit. `several`: each policy gets a
+certificate of its own from the same problems, and at least one of them counts.
 """
 
 import json
@@ -41,6 +45,9 @@ POWER_SIZES = (500, 2000, 6000)
 CHANGED = (0.05, 0.10, 0.15)
 POWER_LIMIT = 0.01
 MAX_CERTIFIED = 0.055
+SWITCHED = 0.5
+RULES_ACCURACY = 0.6
+"""Accuracy of the target in the cells `switched` and `several`, about that of `qwen`."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,14 @@ class Cell:
     """One kind of calibration, and how many of them certified something.
 
     Attributes:
-        kind: `coverage` or `power`.
+        kind: `coverage`, `switched`, `several` or `power`.
         limit: the limit of the loss.
         num_problems: problems of a calibration.
         num_repeats: requests for each problem.
         accuracy: of the target; None where it is that of the recorded run.
         changed: share of the problems that a policy answers otherwise.
         certified: share of the calibrations that certify at least one setting.
+        num_certificates: certificates from the same problems.
     """
 
     kind: str
@@ -77,6 +85,7 @@ class Cell:
     accuracy: float | None
     changed: float
     certified: float
+    num_certificates: int = 1
 
 
 def read_population(folder: Path) -> Population:
@@ -151,7 +160,15 @@ def tilted(population: Population, accuracy: float | None, losses: Floats) -> Fl
     raise UsageError("The recorded problems cannot be weighted to these accuracies: too few differ between policies.")
 
 
-def share_certified(losses: Floats, weights: Floats, limits: LossLimits, simulations: int) -> float:
+def share_certified(
+    losses: Floats,
+    weights: Floats,
+    limits: LossLimits,
+    simulations: int,
+    *,
+    switched: float = 0.0,
+    separately: bool = False,
+) -> float:
     """Return the share of calibrations that certify a setting, over problems drawn with these weights.
 
     Args:
@@ -159,13 +176,18 @@ def share_certified(losses: Floats, weights: Floats, limits: LossLimits, simulat
         weights: of the problems, [N].
         limits: the test; `num_planned` is the number of problems of a calibration.
         simulations: number of calibrations.
+        switched: share of the requests that lose nothing, because the setting is not used for them.
+        separately: whether each setting has a calibration of its own, on the same problems.
     """
     rng = np.random.default_rng(SEED)
     found = 0
     for _ in range(simulations):
-        drawn = rng.choice(len(weights), NUM_RECORDED + limits.num_planned, p=weights)
-        path = _path(losses[:, drawn[:NUM_RECORDED]], limits.max_loss)
-        found += certified_settings(losses[path][:, drawn[NUM_RECORDED:]], limits) > 0
+        drawn = losses[:, rng.choice(len(weights), NUM_RECORDED + limits.num_planned, p=weights)]
+        if switched:
+            drawn = drawn * (rng.random(drawn.shape) >= switched)
+        path = _path(drawn[:, :NUM_RECORDED], limits.max_loss)
+        paths = [[place] for place in range(len(losses))] if separately else [path]
+        found += any(certified_settings(drawn[each, NUM_RECORDED:], limits) > 0 for each in paths)
     return found / simulations
 
 
@@ -197,6 +219,26 @@ def coverage(population: Population, limit: float, accuracy: float, num_repeats:
     return Cell("coverage", limit, NUM_PROBLEMS, num_repeats, accuracy, changed, certified)
 
 
+def switched(population: Population, limit: float, accuracy: float, simulations: int) -> Cell:
+    """Return `coverage` where half of the requests lose nothing, and the others twice the limit."""
+    weights = tilted(population, accuracy, np.full(len(population.losses), limit / (1 - SWITCHED)))
+    changed = (1 - SWITCHED) * float(weights @ (population.losses[0] != 0))
+    limits = LossLimits(limit, 0.95, NUM_PROBLEMS)
+    certified = share_certified(population.losses, weights, limits, simulations, switched=SWITCHED)
+    return Cell("switched", limit, NUM_PROBLEMS, 1, accuracy, changed, certified)
+
+
+def several(population: Population, limit: float, accuracy: float, simulations: int) -> Cell:
+    """Return how often at least one of the settings is certified, each for itself on the same problems, although every
+    one loses exactly the limit."""
+    number = len(population.losses)
+    weights = tilted(population, accuracy, np.full(number, limit))
+    changed = float(weights @ (population.losses[0] != 0))
+    limits = LossLimits(limit, 0.95, NUM_PROBLEMS)
+    certified = share_certified(population.losses, weights, limits, simulations, separately=True)
+    return Cell("several", limit, NUM_PROBLEMS, 1, accuracy, changed, certified, number)
+
+
 def power(changed: float, num_problems: int, simulations: int) -> Cell:
     """Return how often a setting without loss is certified that answers a share of the problems otherwise."""
     losses = np.array([[1.0, 0.0, -1.0]])
@@ -213,10 +255,20 @@ def cells(population: Population, simulations: int = SIMULATIONS, *, powers: boo
         tasks = [
             workers.submit(coverage, population, *each, simulations) for each in product(LIMITS, ACCURACIES, repeats)
         ]
+        tasks += [
+            workers.submit(cell, with_repeats(population, 1), limit, RULES_ACCURACY, simulations)
+            for cell, limit in product((switched, several), LIMITS)
+        ]
         if powers:
             tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
         for task in tasks:
             yield task.result()
+
+
+RULES = {
+    "switched": f"{SWITCHED:.0%} of the requests by token level, at random",
+    "several": "{0.num_certificates} certificates from the same problems",
+}
 
 
 def certification_block(file: Path) -> str:
@@ -232,7 +284,14 @@ def certification_block(file: Path) -> str:
         if each.kind == "power":
             powers[each.changed].append(f"{each.certified:.0%}")
     sizes = [f"{each:,} problems" for each in POWER_SIZES]
+    rules = [
+        [f"{100 * each.limit:g} points", RULES[each.kind].format(each), f"{each.certified:.2%}"]
+        for each in found
+        if each.kind in RULES
+    ]
     tables = [markdown_table(["loss of every setting = limit", "accuracy", "repeats", "certified"], coverages)]
+    if rules:
+        tables.append(markdown_table(["loss of what runs = limit", "with", "at least one certified"], rules))
     if powers:
         tables.append(markdown_table(["answered otherwise", *sizes], list(powers.values())))
     return "\n\n".join(tables)

@@ -14,7 +14,10 @@ from evals.bench.certification import (
     certification_block,
     coverage,
     power,
+    several,
+    switched,
     tilted,
+    with_repeats,
 )
 from stepspec.errors import UsageError
 
@@ -49,11 +52,25 @@ def test_a_path_on_which_every_setting_loses_the_limit_is_rarely_certified(repea
     assert coverage(population(), 0.02, 0.9, repeats, 1000).certified <= MAX_CERTIFIED + 0.016
 
 
+def test_what_switches_is_certified_no_more_often_and_several_certificates_are_wrong_more_often() -> None:
+    known = with_repeats(population(), 1)
+    assert switched(known, 0.02, 0.6, 1000).certified <= MAX_CERTIFIED + 0.016
+    found = several(known, 0.02, 0.6, 1000)
+    assert found.num_certificates == 3
+    assert coverage(known, 0.02, 0.6, 1, 1000).certified + 0.01 < found.certified <= 3 * 0.05
+
+
 def test_the_table_shows_every_cell(tmp_path: Path) -> None:
-    found = [coverage(population(), 0.02, 0.9, 1, 20), *(power(0.05, size, 20) for size in POWER_SIZES)]
+    known = with_repeats(population(), 1)
+    rules = [cell(known, 0.02, 0.6, 20) for cell in (switched, several)]
+    found = [coverage(known, 0.02, 0.9, 1, 20), *rules, *(power(0.05, size, 20) for size in POWER_SIZES)]
     file = tmp_path / "coverage.json"
     file.write_text(json.dumps({"cells": [asdict(each) for each in found]}))
-    first, second = certification_block(file).split("\n\n")
+    first, of_rules, second = certification_block(file).split("\n\n")
+    assert [line.split(" | ")[1] for line in of_rules.splitlines()[2:]] == [
+        "50% of the requests by token level, at random",
+        "3 certificates from the same problems",
+    ]
     assert first.splitlines()[2].startswith("| 2 points | 0.90 | 1 | ")
     assert second.splitlines()[2].count("%") == 1 + len(POWER_SIZES)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenChunk, collect
 from stepspec.errors import ContextError, EngineError, UsageError
-from stepspec.loop.hopeless import StepWatch
+from stepspec.loop.repetition import StepWatch
 from stepspec.loop.request import Request
 from stepspec.loop.result import NotProposed
 from stepspec.loop.step import Proposal

@@ -369,12 +369,8 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     ablation.write("two-level", tmp_path / "policies")
     changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
     given = load_policy("two-level")[0]
-    given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft", "no-cascade"}
+    given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft"}
     assert changed.keys() == CHANGES.keys() - given_already
-    ablation.write(str(tmp_path / "policies" / "cascade.toml"), tmp_path / "again")
-    without_cascade = load_policy(str(tmp_path / "again" / "no-cascade.toml"))[0]
-    assert [each.kind for each in without_cascade.judges] == ["likelihood"]
-    assert not (tmp_path / "again" / "cascade.toml").exists()
     assert changed["no-salvage"].salvage is None
     assert changed["no-salvage"].judges == given.judges
     (setting,) = data_folder("policies").glob("thresholds/*/two-level-t0.json")

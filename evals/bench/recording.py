@@ -1,5 +1,6 @@
-"""Record an answer in a terminal as an animated picture: the steps as they are committed, and the time that the target
-takes alone.
+"""Record an answer in a terminal as an animated picture, with its steps as they are committed.
+
+A clock shows the time beside that of the target alone.
 
     python -m evals.bench recording "QUESTION" docs/images/recording.svg --pair qwen
 

@@ -34,11 +34,27 @@ WORDS = {
     r"\bPlaces\b|\bframed\b": "positions, graph inputs",
 }
 
+SYNONYMS = {
+    r"(?i)\b(helper|assistant|guide) model\b(?!s;)|\bspeculator\b|\bproposer\b": "draft, or drafter",
+    r"(?i)\b(large|larger|big|bigger|main|base|teacher|verifier) model\b|\bverifier\b": "target",
+    r"(?i)\bcritic\b|(?<!affinity )\bscorer\b": "judge",
+    r"(?i)\bstrateg(y|ies)\b(?!: session)|(?<!-)\bpresets?\b(?!`)|\brecipes?\b": "policy",
+    r"(?i)\bspeed-ups?\b|\bacceleration\b": "speedup",
+    r"(?i)\baccuracy drop\b|\bdegradation\b": "loss",
+    r"(?i)\bguarantees?\b|\bwarranty\b": "certificate",
+    r"(?i)\bthoughts? steps?\b|\breasoning (chunk|segment)s?\b": "step",
+    r"(?i)\bcandidate (token|step)s?\b": "drafted token, or proposed step",
+    r"(?i)\bforward calls?\b|\bmodel evaluations?\b": "pass",
+    r"(?i)\bcut-?offs?\b(?! at the)": "threshold",
+}
+"""Other words for the terms of docs/glossary.md, which the README and the documents do not use."""
+
 
 def found_in(path: Path) -> Iterator[str]:
     """A line for every unwanted word in a file."""
+    words = WORDS | SYNONYMS if path.parent.name == "docs" or path == ROOT / "README.md" else WORDS
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        for pattern, better in WORDS.items():
+        for pattern, better in words.items():
             for match in re.finditer(pattern, line):
                 yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r} should be: {better}"
 

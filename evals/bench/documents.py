@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NamedTuple
 
 from evals.bench import agent_runs, conversation, distance, engines, exactness, lab, overhead, servers
@@ -155,6 +156,7 @@ def generated(root: Path) -> dict[Path, str]:
         ("docs/evaluate.md", "graders", "all", graders_block(results / "graders.json")),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
+        ("docs/api.md", "names", "api", names_block((root / "docs" / "api.md").read_text("utf-8"))),
     )
     texts: dict[Path, str] = {}
     for name, kind, about, block in blocks:
@@ -288,6 +290,15 @@ def columns_block() -> str:
     """Return a Markdown table of the report columns and their meanings."""
     rows = [f"| {column.title} | {column.meaning} |" for column in (*COLUMNS, *FURTHER)]
     return "\n".join(["| column | meaning |", "|:--|:--|", *rows])
+
+
+def names_block(page: str) -> str:
+    """Return a Markdown table of the names that a page lists, with the first sentence of each docstring."""
+    rows: list[str] = []
+    for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
+        text = " ".join((inspect.getdoc(locate(path)) or "").split())
+        rows.append(f"| `{path}` | {re.split('(?<=[.]) ', text, maxsplit=1)[0]} |")
+    return "\n".join(["| name | what it is |", "|:--|:--|", *rows])
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ def generated(root: Path) -> dict[Path, str]:
         ),
         ("docs/engines.md", "results", "engine", speeds_block(results / "engine" / "mini.json")),
         ("docs/evaluate.md", "graders", "all", graders_block(results / "graders.json")),
-        ("docs/policies.md", "keys", "policy", keys_block()),
+        ("docs/policy-keys.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
     )
     texts: dict[Path, str] = {}

@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_page_has_the_expected_number_of_programs() -> None:
     counts = {name: len(programs) for name, programs in PROGRAMS.items() if name != "examples"}  # test_examples
-    assert counts == {"README": 2, "getting-started": 2, "langchain": 4, "policies": 1, "service": 1}
+    assert counts == {"README": 2, "getting-started": 2, "langchain": 4, "service": 1}
 
 
 @pytest.mark.parametrize(

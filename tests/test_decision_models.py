@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import shutil
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from stepspec.loop.judge import Evidence, Panel
 from stepspec.loop.step import Step, Verdict
 
 QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "policies.md").read_text("utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 class Opinion(BaseDecisionModel):
@@ -197,11 +198,10 @@ def test_chat_models_take_decision_models() -> None:
 
 
 def documented(folder: Path) -> list[str]:
-    """Write the files that the page shows, and return the arguments of its command."""
-    section = DOCUMENT.partition("### Decision models")[2].partition("\n### ")[0]
-    for name, text in re.findall(r'title="(.*?)"\n(.*?)```', section, re.S):
-        (folder / name).write_text(text, "utf-8")
-    (command,) = re.findall(r"```sh\nstepspec (.*?)```", section, re.S)
+    """Copy the files of the example, and return the arguments of the command that its page shows."""
+    shutil.copytree(DOCS / "examples" / "decision_model", folder, dirs_exist_ok=True)
+    section = (DOCS / "examples.md").read_text("utf-8").partition("## A decision model")[2]
+    (command,) = re.findall(r"```sh\ncd .*?\nstepspec (.*?)```", section, re.S)
     words, question = re.fullmatch(r'(.*) "(.*)"', command.strip()).groups()  # type: ignore[union-attr]
     return [*words.split(), question]
 

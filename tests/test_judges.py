@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -308,15 +309,9 @@ def test_a_judge_of_another_family_and_a_table_without_effect_are_refused() -> N
 
 
 def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installs the package that docs/policies.md shows, and runs a question with its judge."""
-    page = (ROOT / "docs" / "policies.md").read_text("utf-8").partition("### Write a judge")[2]
-    source = tmp_path / "source"
-    source.mkdir()
-    files = dict(re.findall(r'```toml title="(.*?)"\n(.*?)```', page, re.S))
-    files["my_judges.py"] = re.findall(r"```python\n(.*?)```", page, re.S)[0]
-    assert files.keys() == {"my_judges.py", "pyproject.toml", "short.toml"}
-    for name, text in files.items():
-        (source / name).write_text(text, "utf-8")
+    """Installs the package that docs/examples.md shows, and runs a question with its judge."""
+    page = (ROOT / "docs" / "examples.md").read_text("utf-8")
+    source = shutil.copytree(ROOT / "docs" / "examples" / "judge_package", tmp_path / "source")
     install = [
         sys.executable,
         "-m",

@@ -49,16 +49,18 @@ from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy, policy_tables
 from stepspec.loop.families import FAMILIES, FamilyTables
-from stepspec.loop.judge import find_judge, shipped_judges
+from stepspec.loop.judge import Judge, ThresholdJudge, find_judge, shipped_judges
 
 TABLES: Mapping[str, type[FileModel]] = {
-    "At the top of the file": policy.Policy,
+    "Top of the file": policy.Policy,
     "`[step]`": policy_tables.StepTable,
     "`[token]`": policy_tables.TokenTable,
     "`[salvage]`": policy_tables.SalvageTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
-    **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
+    "`[[judges]]` with a threshold": ThresholdJudge,
+    **{f"Judge `{kind}`": find_judge(kind) for kind in shipped_judges()},
 }
+"""Title and model of each table of the keys of a policy file."""
 
 FORMER_POLICY = re.compile(r"(`)stepspec`|(?:(?<=\| )|(?<=policy )|^)stepspec(?= \||,| on )", re.MULTILINE)
 """The policy `two-level` as results from before version 0.2.0 call it."""
@@ -154,7 +156,7 @@ def generated(root: Path) -> dict[Path, str]:
         ),
         ("docs/engines.md", "results", "engine", speeds_block(results / "engine" / "mini.json")),
         ("docs/evaluate.md", "graders", "all", graders_block(results / "graders.json")),
-        ("docs/policies.md", "keys", "policy", keys_block()),
+        ("docs/policy-keys.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
         ("docs/api.md", "names", "api", names_block((root / "docs" / "api.md").read_text("utf-8"))),
     )
@@ -239,11 +241,17 @@ def sizing_block(file: Path) -> str:
 
 
 def keys_block() -> str:
-    """Return Markdown tables of every key of a policy file: type, default and effect."""
-    parts: list[str] = []
+    """Return Markdown tables of every key of a policy file: type, default and effect.
+
+    The table of a judge has the keys that differ from those of all judges with a threshold. A judge without any has no
+    table.
+    """
+    parts, common = list[str](), set(_keys(ThresholdJudge))
     for title, model in TABLES.items():
-        rows = [f"| `{name}` | {kind} | {default} | {effect} |" for name, kind, default, effect in _keys(model)]
-        parts.append("\n".join([f"**{title}**", "", "| key | type | default | effect |", "|:--|:--|:--|:--|", *rows]))
+        keys = [key for key in _keys(model) if model is ThresholdJudge or key not in common]
+        rows = [f"| `{name}` | {kind} | {default} | {effect} |" for name, kind, default, effect in keys]
+        if rows:
+            parts.append("\n".join([f"## {title}\n", "| key | type | default | effect |", "|:--|:--|:--|:--|", *rows]))
     return "\n\n".join(parts)
 
 
@@ -252,6 +260,8 @@ def _keys(model: type[FileModel]) -> Iterator[tuple[str, str, str, str]]:
     effects = field_docs(model)
     tables: list[tuple[str, str, str, str]] = []
     for name, about in schema["properties"].items():
+        if issubclass(model, Judge) and name == "kind":
+            continue
         if "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object":
             tables.append((name, "table", "", effects[name]))
             continue

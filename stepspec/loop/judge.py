@@ -153,8 +153,7 @@ class ThresholdJudge(Judge):
     threshold: float
     """Lowest score that accepts a step."""
     reject_below: float | None = None
-    """Scores from here up to the threshold are undecided, so the next judge of a cascade decides. By default the
-    threshold, so that the judge always decides."""
+    """Scores from here up to the threshold are undecided, and the next judge of a cascade decides."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "ThresholdJudge":

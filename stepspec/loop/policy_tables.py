@@ -31,31 +31,26 @@ class StepTable(FileModel):
     max_step_tokens: int = Field(default=512, ge=1)
     """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds for the draft to write a step. A slower draft is not used for the rest of the request. With
-    `max_overhead` the limit is lower where the target itself is faster."""
+    """Seconds that the draft may take for a step. A slower draft is not used for the rest of the request."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step;
-    a judge `decision` is undecided."""
+    """Seconds for a judge, without the target's pass. A slower one rejects the step; `decision` is undecided."""
 
 
 class TokenTable(FileModel):
     """Token-level speculation inside the target's own writing. Exact unless `acceptance` is another rule."""
 
     drafter: DrafterChoice = "none"
-    """The drafter. `auto` selects the draft model if the target's engine can draft with it, else the engine's built-in
-    speculation, else prompt lookup."""
+    """The drafter. `auto` selects the draft model, else the engine's built-in speculation, else prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
     """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
     acceptance: AcceptanceRule = "exact"
-    """Which drafted tokens stand: those of the `exact` rule, or also those that are nearly as likely as the most likely
-    token (`ratio`), typical of the target (`typical`, arXiv:2401.10774), or followed by exact ones where the target is
-    undecided (`fly`, arXiv:2511.22972). Only for thinking in family `target`, and never for special tokens."""
+    """The rule that accepts drafted tokens. All but `exact` are for family `target` and relax only its thinking."""
     threshold: float | None = Field(default=None, gt=0, le=1)
-    """`ratio`: the lowest probability relative to the most likely token's. `typical`: the threshold of the paper."""
+    """`ratio`: lowest probability, relative to the most likely token's. `typical`: the threshold of the paper."""
     window: int | None = Field(default=None, ge=1, lt=MAX_DRAFTED)
-    """`fly`: number of tokens after a relaxed one that the exact rule has to accept."""
+    """`fly`: number of tokens after a relaxed one that the exact rule must accept."""
     entropy: float | None = Field(default=None, ge=0)
-    """`fly`: the lowest entropy of the target's three most likely tokens, in nats."""
+    """`fly`: lowest entropy of the target's three most likely tokens, in nats."""
     exact_digits: bool = False
     """Whether tokens with a digit are always exact."""
 
@@ -100,11 +95,9 @@ class SalvageTable(FileModel):
     """Which part of a rejected step to keep."""
 
     min_logprob: float = Field(default=0.0, le=0)
-    """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
-    under the target, in nats. At 0 only the target's own choices count."""
+    """Lowest log-probability of a kept token under the target, in nats. The target's own choices are always kept."""
     redraft: bool = False
-    """Whether the draft goes on behind that prefix and the target's own next token, and is judged again. By default the
-    target writes the rest of the step."""
+    """Whether the draft, not the target, goes on after the kept prefix and the target's next token."""
 
     def with_min_logprob(self, min_logprob: float) -> "SalvageTable":
         """Return the table with another bound."""
@@ -125,16 +118,15 @@ class PolicyTables(FileModel, ABC):
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
-    """Keeps the prefix of a rejected step that the target agrees with, and regenerates only the rest."""
+    """Which prefix of a rejected step to keep. Without the table, none."""
     step: StepTable = StepTable()
-    """Where a step ends."""
+    """Where a step ends, and how long it may take."""
     token: TokenTable = TokenTable()
     """Token-level speculation inside what the target writes."""
     judging: Literal["all", "cascade"] = "all"
-    """`all` asks every judge: a step needs an acceptance and no rejection. `cascade` asks the judges in order, and the
-    first one that accepts or rejects decides."""
+    """`all`: a step needs an acceptance and no rejection. `cascade`: the first judge to accept or reject decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
-    """The judges of a step. Those that ask the target share one pass of it."""
+    """The judges of a step, in order."""
 
     @property
     @abstractmethod

@@ -33,13 +33,12 @@ class Extra:
 
 ACCURACY = Column(
     "accuracy",
-    "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct; "
-    "in the flexible reading the last number of a text is its answer if it has no other, in the strict one it is not",
+    "share of problems answered correctly, with Wilson's interval; failed requests are not correct",
     lambda each: cells.percent_with_interval(each.accuracy, each.accuracy_ci),
 )
 STRICT_ACCURACY = Column(
     "accuracy (strict)",
-    "accuracy in the strict reading; all other figures of correct answers are in the flexible one",
+    "accuracy in the strict reading, where a last number is no answer; all other figures are in the flexible one",
     lambda each: cells.percent_with_interval(each.strict_accuracy, each.strict_accuracy_ci),
 )
 ACCURACY_GAIN = Column(
@@ -49,30 +48,29 @@ ACCURACY_GAIN = Column(
 )
 LOST_AND_WON = Column(
     "lost, won",
-    "problems that the target answered correctly and the policy did not, and the other way round; with repeats, means",
+    "problems that only the target, and that only the policy answered correctly; with repeats, means",
     lambda each: (UNKNOWN if each.lost is None else f"{each.lost:g}, {each.won:g}", ""),
 )
 ACCURACY_KEPT = Column(
     "accuracy kept",
-    "whether the accuracy is known to be kept: exact policies keep it; the upper bound of the others' loss, at 95% for "
-    "all of them together, has to be at most one point",
+    "known to be kept: exact, or the upper bound of the loss, at 95% for all policies together, is at most one point",
     lambda each: (each.accuracy_kept or UNKNOWN, ""),
 )
 SPEEDUP = Column(
     "speedup",
-    "wall time of the target over that of the policy, on the same problems",
+    "wall time of the target over the policy's, on the same problems",
     lambda each: cells.times(each.speedup_vs_target, each.speedup_vs_target_ci),
     is_speed=True,
 )
 SPEEDUP_VS_TOKEN = Column(
     "speedup vs token",
-    "wall time of token-level speculation over that of the policy",
+    "wall time of token-level speculation over the policy's",
     lambda each: cells.times(each.speedup_vs_token, each.speedup_vs_token_ci),
     is_speed=True,
 )
 STEPS_PROPOSED = Column(
     "steps proposed",
-    "steps that the draft proposed, of all steps of the texts",
+    "steps that the draft proposed, of all steps",
     lambda each: (
         (UNKNOWN, "") if each.steps_proposed is None else (f"{each.steps_proposed:,}", f"({each.steps or 0:,} in all)")
     ),
@@ -84,12 +82,12 @@ STEPS_ACCEPTED = Column(
 )
 TOKENS_ACCEPTED = Column(
     "tokens accepted",
-    "share of the tokens drafted by token-level speculation that were accepted",
+    "share of the tokens of token-level speculation that were accepted",
     lambda each: (cells.percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
 )
 TOKENS_RELAXED = Column(
     "tokens relaxed",
-    "share of the committed tokens that stand by a relaxed acceptance rule alone",
+    "share of committed tokens that only a relaxed rule accepts",
     lambda each: (cells.percent(each.relaxed_share), ""),
 )
 TOKENS_PER_PASS = Column(
@@ -100,7 +98,7 @@ TOKENS_PER_PASS = Column(
 LENGTH = Column("length", "tokens committed over the target's", lambda each: cells.times(each.length_ratio))
 JUDGING = Column(
     "judging",
-    "share of the wall time spent in the judge and the controller, and in reading the prompt where a judge does that",
+    "share of the wall time in the judge and the controller, and in reading the prompt if a judge does that",
     lambda each: (cells.percent(each.judge_controller_share), ""),
 )
 
@@ -121,7 +119,7 @@ COLUMNS: Sequence[Column] = (
 
 ACCURACY_WITHOUT_FAILED = Column(
     "accuracy without failed",
-    "share answered correctly of the requests that did not end in an error",
+    "share answered correctly of the requests that did not fail",
     lambda each: (
         cells.percent_with_interval(each.accuracy_without_failed, each.accuracy_without_failed_ci)
         if each.failed
@@ -130,18 +128,17 @@ ACCURACY_WITHOUT_FAILED = Column(
 )
 P_VALUE = Column(
     "p",
-    "probability of a difference in accuracy at least as large if there were none: McNemar's exact test, or with "
-    "repeats a permutation test over problems",
+    "p-value of the difference in accuracy: McNemar's exact test, or with repeats a permutation test over problems",
     lambda each: (cells.probability(each.accuracy_p), ""),
 )
 LOSS_BOUND = Column(
     "accuracy lost, at most",
-    "one-sided 95% upper bound of the accuracy lost against the target, in points; below zero it is a gain",
+    "one-sided 95% upper bound of the accuracy lost, in points; below zero it is a gain",
     lambda each: (cells.percent(each.accuracy_loss_upper95, sign="+"), ""),
 )
 SPEEDUP_MEDIAN = Column(
     "speedup, median",
-    "median over problems of the target's wall time over the policy's; the speedup above is dominated by long problems",
+    "median over problems of the ratio of wall times; long problems do not dominate it",
     lambda each: cells.times(each.speedup_median, each.speedup_median_ci),
     is_speed=True,
 )
@@ -157,12 +154,12 @@ TOKENS_PER_S_RATIO = Column(
 )
 LATENCY = Column(
     "latency",
-    "seconds of a request, including waiting: median, 90th and 99th percentile",
+    "seconds of a request with waiting: median, 90th and 99th percentile",
     lambda each: cells.percentiles(each.latency_s),
 )
 FIRST_THOUGHT = Column(
     "to the first thought",
-    "seconds until the first reasoning step is committed, which is when a user sees it",
+    "seconds until the first reasoning step is committed, and a user sees it",
     lambda each: cells.percentiles(each.first_step_s),
 )
 FIRST_ANSWER = Column(
@@ -172,12 +169,12 @@ FIRST_ANSWER = Column(
 )
 LONGEST_GAP = Column(
     "longest gap",
-    "longest time in a request between two commits, of steps or of chunks of the answer",
+    "longest time in a request between two steps or chunks of the answer",
     lambda each: cells.percentiles(each.longest_gap_s),
 )
 PROBLEMS_PER_S = Column(
     "problems/s",
-    "problems finished per second at the run's concurrency, including idle time at the ends of blocks",
+    "problems finished per second at the run's concurrency, with idle time at the ends of blocks",
     lambda each: (cells.significant(each.throughput and each.throughput.problems_per_s), ""),
     is_speed=True,
 )
@@ -200,12 +197,10 @@ TRUNCATED = Column("truncated", "answers cut off by the token limit", lambda eac
 NO_ANSWER = Column("no answer", "texts in which no answer was found", lambda each: (_of_rows(each.no_answer, each), ""))
 NOT_READ = Column(
     "not read",
-    "answers that the grader could not read or gave up on; they count as not correct",
+    "answers that the grader could not read or gave up on; not correct",
     lambda each: (_of_rows(each.parse_errors + each.timeouts, each), ""),
 )
-FAILED = Column(
-    "failed", "requests that ended in an error; they count as not correct", lambda each: (f"{each.failed:,}", "")
-)
+FAILED = Column("failed", "requests that ended in an error; not correct", lambda each: (f"{each.failed:,}", ""))
 
 
 def _of_rows(part: int, policy: PolicySummary) -> str:

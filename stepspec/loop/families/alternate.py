@@ -10,7 +10,7 @@ class AlternateTable(FamilyTable):
     """How family `alternate` divides the steps."""
 
     period: int = Field(default=2, ge=2)
-    """The target writes the first of every so many steps, and the draft the others."""
+    """The target writes the first of this many steps, and the draft the others."""
 
 
 async def alternate(loop: StepLoop, table: AlternateTable) -> None:

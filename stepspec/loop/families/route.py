@@ -14,17 +14,15 @@ class RouteTable(FamilyTable):
     """How family `route` decides who writes a step."""
 
     signal: Literal["first-entropy", "words"] = "first-entropy"
-    """`first-entropy`: the entropy of the draft's first token, in nats. `words`: words of doubt, checking or concluding
-    in the step's first tokens."""
+    """`first-entropy`: the entropy of the draft's first token. `words`: words of doubt, checking or concluding."""
     threshold: float = Field(default=0.5, ge=0)
-    """With `first-entropy`: above it, the target writes the step."""
+    """`first-entropy`: above this entropy, in nats, the target writes the step."""
     opening_tokens: int = Field(default=20, ge=1)
-    """With `words`: tokens of the draft that are looked at, and that the target writes instead if they have such
-    words."""
+    """`words`: tokens of a step that are searched. If they have such words, the target writes as many instead."""
     checking_tokens: int = Field(default=125, ge=1)
-    """With `words`: tokens that the target writes instead if a word of checking is among them."""
+    """`words`: tokens that the target writes instead if a word of checking is among them."""
     doubts: int = Field(default=15, ge=1)
-    """With `words`: after this many openings of doubt, the target is asked to check the steps so far."""
+    """`words`: after this many openings with doubt, the target is asked to check the steps so far."""
 
     @property
     def draft_needs(self) -> frozenset[Ability]:

@@ -17,14 +17,12 @@ class ScoreTable(FamilyTable):
     reads_steps: ClassVar[bool] = True
 
     depth: int = Field(default=1, ge=1, le=4)
-    """Draft steps that one pass of the target judges, each after the last one."""
+    """Draft steps in a row that one pass of the target judges."""
     draft_answer: bool = False
-    """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
-    written itself."""
+    """Whether the draft also proposes the answer. The target keeps what it would have written itself."""
     max_overhead: float | None = Field(default=None, ge=0)
-    """Speculates on steps only where all requests of a session together were measured to get more tokens per second.
-    The slower way is tried again once its last trial has cost at most this share of the time since. None always
-    speculates; 0 never tries the slower way again."""
+    """Speculate on steps only where that is faster. Retries cost at most this share of the time; 0 never retries. By
+    default, always speculate."""
 
     @model_validator(mode="before")
     @classmethod

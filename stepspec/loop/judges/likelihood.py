@@ -19,8 +19,7 @@ class LikelihoodJudge(ThresholdJudge):
     kind: Literal["likelihood"]
     """Selects this judge."""
     statistic: Literal["min", "mean", "quantile", "log-ratio"] = "min"
-    """The score of a step: its least probable token, the mean over its tokens, a quantile of them, or by how much the
-    mean exceeds the draft's own."""
+    """The score: the lowest log-probability of a token, the mean, a quantile, or the mean minus the draft's own."""
     quantile: float | None = Field(default=None, ge=0, le=1)
     """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the lower median."""
     threshold: float

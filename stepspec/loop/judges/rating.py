@@ -22,9 +22,9 @@ class RatingJudge(ThresholdJudge):
     kind: Literal["rating"]
     """Selects this judge."""
     prompt: str = "short"
-    """The question to the target: a name in `stepspec.chat.prompts.RATING_PROMPTS`."""
+    """The question to the target: `short`, or `specreason`, the published one."""
     readout: Literal["greedy", "expected"] = "greedy"
-    """`greedy` takes the most likely token if it is a digit. `expected` takes the mean over the ten digits."""
+    """`greedy`: the most likely token, if it is a digit. `expected`: the mean over the ten digits."""
     threshold: float = Field(default=7.0, ge=0, le=9)
     """Lowest rating that accepts a step."""
 

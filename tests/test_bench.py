@@ -16,9 +16,8 @@ import tomlkit
 from commands import bench, stepspec
 from typer.testing import CliRunner
 
-from evals.bench import ablation, loads
+from evals.bench import loads
 from evals.bench.__main__ import FOLDER, app, summaries
-from evals.bench.ablation import CHANGES, Ablation, ablation_block
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
 from evals.bench.engines import PLAIN, WARM_UP, Contender, Engines, Written, instructions, measure
@@ -34,14 +33,11 @@ from evals.bench.same_texts import ask, compare
 from evals.bench.size import code_lines
 from evals.training.gsm_mini import load_split
 from stepspec.api.models import load_pair
-from stepspec.base.files import data_folder
 from stepspec.cli.program import run_program
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
 from stepspec.evaluation.machine import conditions
-from stepspec.loop.calibrated import CalibratedSetting
-from stepspec.loop.judge import ThresholdJudge
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
@@ -365,35 +361,13 @@ def test_samples_of_two_distributions_are_told_apart() -> None:
     assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < MIN_P
 
 
-def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
-    ablation.write("two-level", tmp_path / "policies")
-    changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
-    given = load_policy("two-level")[0]
-    given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft"}
-    assert changed.keys() == CHANGES.keys() - given_already
-    assert changed["no-salvage"].salvage is None
-    assert changed["no-salvage"].judges == given.judges
-    (setting,) = data_folder("policies").glob("thresholds/*/two-level-t0.json")
-    ablation.write("two-level", tmp_path / "cold", setting)
-    cold = load_policy(str(tmp_path / "cold" / "no-redraft.toml"))[0]
-    found = CalibratedSetting.model_validate_json(setting.read_bytes())
-    assert [each.threshold for each in cold.judges if isinstance(each, ThresholdJudge)] == [*found.thresholds.values()]
-    assert changed["no-drafter"].token.drafter == "none"
-    names = ("target", "two-level", tmp_path / "policies" / "no-drafter.toml")
-    policies = [part for name in names for part in ("--policy", name)]
+def test_throughput_under_load_is_compared_with_token_level(tmp_path: Path) -> None:
+    policies = [part for name in ("target", "two-level") for part in ("--policy", name)]
     done = stepspec("eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    ablation.compare_runs(tmp_path / "run", tmp_path / "found.json")
-    (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes
-    assert (change.name, change.problems, change.ratio_ci) == ("no-drafter", 2, None)
-    assert change.accuracy in (0, 0.5, 1)
-    assert change.ratio > 0
-    assert "| no-drafter | " in ablation_block(tmp_path / "found.json")
-    with pytest.raises(UsageError):
-        ablation.compare_runs(tmp_path / "policies", tmp_path / "found.json")
     loads.main(tmp_path / "run", tmp_path / "loads.json")
     found = Loads.model_validate_json((tmp_path / "loads.json").read_bytes()).results
-    assert [each.policy for each in found] == ["target", "token", "two-level", "no-drafter"]
+    assert [each.policy for each in found] == ["target", "token", "two-level"]
     assert found[1].ratio == 1
     assert "| 1 | token |" in loads_block(tmp_path / "loads.json")
     with pytest.raises(UsageError):

@@ -9,7 +9,6 @@ import pytest
 import tomlkit
 from typer.testing import CliRunner, Result
 
-from evals.bench import replays
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
@@ -237,18 +236,6 @@ def test_a_run_without_recorded_steps_is_refused(run: Path, tmp_path: Path) -> N
         (tmp_path / file).write_bytes((run / file).read_bytes())
     with pytest.raises(UsageError, match="has no recorded steps"):
         read_recordings(tmp_path)
-
-
-def test_replays_are_compared_with_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "replays.json"
-    replays.main(run, run, file)
-    assert "given: 100% same texts" in capsys.readouterr().out
-    found = {each["policy"]: replays.Compared(**each) for each in json.loads(file.read_text())["policies"]}
-    assert set(found) == {"given", "bold", "redraft"}
-    for each in found.values():  # of its own recording
-        assert each.speed_error == pytest.approx(0, abs=1e-9)
-        assert each.predicted_acceptance == pytest.approx(each.acceptance)
-    assert replays.replays_block(file).count("+0.0%") + replays.replays_block(file).count("-0.0%") == 3
 
 
 def test_traces_from_before_recording_still_load(run: Path, tmp_path: Path) -> None:

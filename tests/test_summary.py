@@ -10,7 +10,6 @@ import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
 from evals.bench.certification import read_population
-from evals.bench.ideal import ideals
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
@@ -325,26 +324,6 @@ def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, poli
     problems = [replace(problem, level=number % 2) for number, problem in enumerate(make_problems(120))]
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
     assert {group.name: group.n for group in summary.policies[policies[0]].groups["level"]} == {"0": 60, "1": 60}
-
-
-def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
-    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `two-level` drafts 8 tokens in
-    0.1 s and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
-    play(tmp_path / "run", Script(answer_right), make_problems(4))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["time_s"]["draft"] = 0.1 if line["policy"] == "two-level" else 0.0
-    (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = ideals(tmp_path / "run").policies
-    assert found.policy == "two-level"
-    assert (found.draft_cost, found.judge_cost) == pytest.approx((0.1 / 8 / 0.1, 0.125 / 8 / 0.1))
-    assert (found.drafted, found.accepted, found.token_level) == pytest.approx((8 / 18, 4 / 18, 1.0))
-    assert found.ideal == pytest.approx(1 / ((0.1 + 0.125) / 18 / 0.1 + 14 / 18))
-    assert found.measured == pytest.approx(0.1 / (0.5 / 18))
-    lines = [line for line in lines if line["policy"] != "token"]
-    (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(UsageError, match="under an exact token-level policy"):
-        ideals(tmp_path / "run")
 
 
 def test_a_population_of_outcomes_is_read_from_a_run(tmp_path: Path) -> None:

@@ -274,11 +274,11 @@ RULES = {
 def certification_block(file: Path) -> str:
     """Return Markdown tables of what `--json` wrote: coverage, and power if it was simulated."""
     found = [Cell(**each) for each in json.loads(file.read_text("utf-8"))["cells"]]
-    coverages = [
-        [f"{100 * each.limit:g} points", f"{each.accuracy:.2f}", str(each.num_repeats), f"{each.certified:.2%}"]
-        for each in found
-        if each.kind == "coverage"
-    ]
+    shares: dict[float, list[float]] = {}
+    for each in found:
+        if each.kind == "coverage":
+            shares.setdefault(each.limit, []).append(each.certified)
+    coverages = [[f"{100 * limit:g} points", f"{min(each):.1%} to {max(each):.1%}"] for limit, each in shares.items()]
     powers = {each.changed: [f"{each.changed:.0%}"] for each in found if each.kind == "power"}
     for each in found:
         if each.kind == "power":
@@ -289,7 +289,7 @@ def certification_block(file: Path) -> str:
         for each in found
         if each.kind in RULES
     ]
-    tables = [markdown_table(["loss of every setting = limit", "accuracy", "repeats", "certified"], coverages)]
+    tables = [markdown_table(["loss of every setting = limit", "certified"], coverages)]
     if rules:
         tables.append(markdown_table(["loss of what runs = limit", "with", "at least one certified"], rules))
     if powers:

@@ -15,15 +15,12 @@ from pydoc import locate
 from typing import Any, NamedTuple
 
 from evals.bench import agent_runs, conversation, distance, engines, exactness, lab, overhead, servers
-from evals.bench.ablation import ablation_block
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
-from evals.bench.ideal import ideals_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
-from evals.bench.readme import Drafts, headline, overview_block, readme_block
-from evals.bench.replays import replays_block
+from evals.bench.readme import Drafts, headline, overview_block
 from evals.bench.results import read_results, with_block
 from evals.bench.service import concurrency, records, sizing
 from evals.bench.service.affinity import Affinity
@@ -129,18 +126,12 @@ def generated(root: Path) -> dict[Path, str]:
     blocks = (
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("README.md", "overview", "gsm-mini", overview_block(gsm_mini, drafts)),
-        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini, drafts)),
+        ("docs/results.md", "results", "gsm-mini", overview_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
         ("docs/results.md", "certificates", "qwen", certification_block(results / "certification-qwen.json")),
-        ("docs/results.md", "replays", EMBEDDED_NAME, replays_block(results / "replays" / f"{EMBEDDED_NAME}.json")),
-        ("docs/results.md", "ideals", "all", ideals_block(results / "ideals")),
-        *(
-            ("docs/results.md", name, file.stem, block(file))
-            for name, block in (("ablation", ablation_block), ("loads", loads_block))
-            for file in sorted((results / name).glob("*.json"))
-        ),
+        ("docs/results.md", "loads", EMBEDDED_NAME, loads_block(results / "loads" / f"{EMBEDDED_NAME}.json")),
         *(
             (PAGES.get(name, "docs/results.md"), name, file.stem, measured_block(name, file))
             for name in MEASURED

@@ -21,11 +21,12 @@ from typing import Any
 
 import typer
 
+from evals.bench.readme import OVERVIEW
 from evals.bench.results import read_results
 from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
-from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence
+from stepspec.evaluation.report import UNKNOWN, conditions_sentence
 from stepspec.evaluation.report.figures import named
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 from stepspec.evaluation.runs import iter_rows
@@ -144,11 +145,11 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
         return ", ".join(f"{kind} {areas[kind]:.2f}" if kind in areas else f"{kind} ?" for kind in kinds) or UNKNOWN
 
     rows = [
-        [name, *(written(column, summary.policies[name]) for column in COLUMNS), signal(name)]
+        [name, *(written(column, summary.policies[name]) for column in OVERVIEW), signal(name)]
         for name in sorted(summary.policies, key=order)
     ]
-    rows += not_run_rows(run, len(COLUMNS) + 1, "")
-    table = markdown_table(["policy", *(column.title for column in named(COLUMNS, summary)), "signal"], rows)
+    rows += not_run_rows(run, len(OVERVIEW) + 1, "")
+    table = markdown_table(["policy", *(column.title for column in named(OVERVIEW, summary)), "signal"], rows)
     shipped = {name: file.read_text("utf-8") for name, file in list_data_files("policies").items()}
     others = [
         name

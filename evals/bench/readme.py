@@ -1,14 +1,13 @@
 """Blocks of README and docs that are generated from runs: tables with their conditions, and a headline."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from evals.bench.results import Results
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, times
-from stepspec.evaluation.report.conditions import conditions_sentence, hardware_in_words, pair_in_words
+from stepspec.evaluation.report.conditions import hardware_in_words, pair_in_words
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
@@ -25,8 +24,7 @@ from stepspec.evaluation.report.findings import (
     speeds_that_do_not_count,
     unproven,
 )
-from stepspec.evaluation.report.source import settings_of
-from stepspec.evaluation.report.tables import markdown_table, not_run_rows, readme_table, written
+from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 
 OVERVIEW = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
 """The columns of an overview of several benchmarks."""
@@ -35,23 +33,8 @@ Drafts = Mapping[tuple[str, float], str]
 """The accuracy of the draft alone in another run, by benchmark and temperature."""
 
 
-def readme_block(results: Results, drafts: Drafts = MappingProxyType({})) -> str:
-    """Return the results block of a README: the table and the conditions of each run."""
-    settings = settings_of([run for run, _ in results], [Path() for _ in results])
-    return "\n\n".join(
-        _run_block(setting, run, summary, _draft(run, drafts))
-        for setting, (run, summary) in zip(settings, results, strict=True)
-    )
-
-
 def _draft(run: RunRecord, drafts: Drafts) -> str:
     return drafts.get((run.benchmark, run.temperature), "")
-
-
-def _run_block(setting: str, run: RunRecord, summary: Summary, draft: str) -> str:
-    heading = [f"**{setting[0].upper()}{setting[1:]}**"] if setting else []
-    conditions = f"{conditions_sentence(run, summary)} Intervals are 95%."
-    return "\n\n".join([*heading, readme_table(run, summary, draft), *speeds_that_do_not_count(summary), conditions])
 
 
 def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> str:

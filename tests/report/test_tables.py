@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evals.bench.readme import headline, overview_block, readme_block
+from evals.bench.readme import headline, overview_block
 from evals.bench.results import read_results, with_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
@@ -211,7 +211,7 @@ REASON = "The speed of two-level does not count: the target answered 700 of the 
 
 
 def test_markdown_strikes_through_only_a_speed_that_does_not_count() -> None:
-    for report in (markdown_report(RUN, STRUCK), readme_block([(RUN, STRUCK)])):
+    for report in (markdown_report(RUN, STRUCK), overview_block([(RUN, STRUCK)])):
         assert REASON in report
         assert "~~2.35× [2.20, 2.50]~~ | ~~0.80× [0.75, 0.85]~~" in report
         assert report.count("~~") == 4
@@ -293,11 +293,10 @@ def test_policies_that_every_table_shows_are_rows_even_if_they_did_not_run() -> 
 def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -> None:
     ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": STEPSPEC}, "matched": MATCHED})
     warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
-    first, rest = headline([(RUN, ours), warm]), readme_block([(RUN, ours), warm])
+    first, rest = headline([(RUN, ours), warm]), overview_block([(RUN, ours), warm])
     for words in ("point at temperature 0 is `two-level`", "point at temperature 0.6 is `two-level`"):
         assert words in first
-    assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
-    assert rest.count(readme_table(RUN, ours)) == 2
+    assert rest.index(f"| {RUN.benchmark}, 0 |") < rest.index(f"| {RUN.benchmark}, 0.6 |")
     other_problems = warm[0].model_copy(update={"data_sha256": "1"}), warm[1]
     with pytest.raises(UsageError, match="the same problems"):
         headline([(RUN, ours), other_problems])

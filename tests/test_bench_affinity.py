@@ -152,6 +152,6 @@ def test_a_page_shows_the_share_in_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "affinity.json"
     file.write_text(affinity((500, 450, 500, 10)).model_dump_json(), "utf-8")
     lines = scenario_block(file).splitlines()
-    assert lines[0] == "| policy | setting | in the cache |"
-    assert lines[2] == "| target | one server | 50.0% |"
+    assert lines[0] == "| setting | target | specreason |"
+    assert lines[2:4] == ["| one server | 50.0% | 50.0% |", "| affinity, addresses | 45.0% | 45.0% |"]
     assert lines[-1].startswith("Two services and two vLLM servers")

@@ -284,7 +284,7 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
     block = sizing_block(output)
     assert "| agents | 10 | 40 | about" in block
     assert "| p95 latency |" in block
-    assert "\n\nRequests are like those of the costs" in block
+    assert "agents that think 10 s. Requests are like those of the costs" in block
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from evals.bench.presets import methods_block
 from evals.bench.readme import Drafts, headline, overview_block, readme_block
 from evals.bench.replays import replays_block
 from evals.bench.results import read_results, with_block
-from evals.bench.service import concurrency, records
+from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
 from evals.bench.service.instant import Instant
 from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
@@ -118,29 +118,28 @@ PAGES = {"distance": "docs/many-machines.md", "engines": "docs/engines.md", "ser
 
 
 class Shown(NamedTuple):
-    """What a page shows of a measurement of the service: columns of its details or, if none are named, some figures."""
+    """What shows a measurement of the service: a page, with a table that is made of its file."""
 
     page: str
     model: type[records.Scenario]
-    columns: Sequence[str] = ()
-    figures: Sequence[str] = ()
+    table_of: Callable[[Any], str]
 
 
 SCENARIOS: Mapping[str, Shown] = {
-    "affinity": Shown("docs/many-machines.md", Affinity, columns=("policy", "setting", "in the cache")),
+    "affinity": Shown("docs/many-machines.md", Affinity, lambda found: markdown_table(*affinity.hit_rates(found))),
     "concurrency": Shown(
         "docs/service.md",
         concurrency.Concurrency,
-        columns=("concurrency", "requests/s", "target's requests/s", "speedup"),
+        lambda found: _narrow_table(*found.details, ("concurrency", "requests/s", "speedup")),
     ),
     "instant": Shown(
         "docs/service.md",
         Instant,
-        figures=("throughput", "processor time a request", "added latency", "memory at the end"),
+        lambda found: _figures_table(found, ("throughput", "added latency", "memory at the end")),
     ),
 }
 """By the file under `evals/results/service`. Other measurements of the service check limits, and no page shows them."""
-SIZING_ROWS = ("agents", "replicas", "GPUs", "requests/s", "p95 latency", "bottleneck")
+SIZING_ROWS = ("agents", "replicas", "GPUs", "p95 latency", "bottleneck")
 """Rows of the table of `stepspec size` that a page shows."""
 
 
@@ -245,15 +244,15 @@ def scenario_block(file: Path) -> str:
     shown = SCENARIOS[file.stem]
     found = shown.model.model_validate_json(file.read_text("utf-8"))
     about = found.title
-    if shown.columns:
-        assert found.details is not None
-        table = _narrow_table(*found.details, shown.columns)
-    else:
-        rows = {row[0]: row for row in records.rows_of(found)}
-        table = _narrow_table(records.HEADS, [rows[name] for name in shown.figures], records.HEADS[:2])
     if isinstance(found, concurrency.Concurrency):
         about = f"{concurrency.in_words(found)}. Intervals are 95%"
-    return f"{table}\n\n{about}; {machine_in_words(found)}."
+    return f"{shown.table_of(found)}\n\n{about}; {machine_in_words(found)}."
+
+
+def _figures_table(found: records.Scenario, names: Sequence[str]) -> str:
+    """Return a Markdown table of some figures of a measurement, without their limits."""
+    rows = {row[0]: row for row in records.rows_of(found)}
+    return _narrow_table(records.HEADS, [rows[name] for name in names], records.HEADS[:2])
 
 
 def sizing_block(file: Path) -> str:
@@ -263,7 +262,7 @@ def sizing_block(file: Path) -> str:
     rows = {row[0]: row for row in plan_rows(found)}
     heads, *others = (rows[name] for name in SIZING_ROWS)
     title = title_of(found)
-    return "\n\n".join([f"{title[0].upper()}{title[1:]}:", markdown_table(heads, others), assumptions(found)[0]])
+    return f"{markdown_table(heads, others)}\n\n{title[0].upper()}{title[1:]}. {assumptions(found)[0]}"
 
 
 def keys_block() -> str:

@@ -118,25 +118,31 @@ PAGES = {"distance": "docs/many-machines.md", "engines": "docs/engines.md", "ser
 
 
 class Shown(NamedTuple):
-    """What shows a measurement of the service: a page, with a table that is made of its file."""
+    """A page that shows a measurement of the service, with a table that is made of its file."""
 
     page: str
     model: type[records.Scenario]
     table_of: Callable[[Any], str]
 
 
+def _hit_rates(found: Affinity) -> str:
+    return markdown_table(*affinity.hit_rates(found))
+
+
+def _speedups(found: concurrency.Concurrency) -> str:
+    return _narrow_table(*found.details, ("concurrency", "requests/s", "speedup"))
+
+
+def _overhead(found: Instant) -> str:
+    rows = {row[0]: row for row in records.rows_of(found)}
+    shown = [rows[name] for name in ("throughput", "added latency", "memory at the end")]
+    return _narrow_table(records.HEADS, shown, records.HEADS[:2])
+
+
 SCENARIOS: Mapping[str, Shown] = {
-    "affinity": Shown("docs/many-machines.md", Affinity, lambda found: markdown_table(*affinity.hit_rates(found))),
-    "concurrency": Shown(
-        "docs/service.md",
-        concurrency.Concurrency,
-        lambda found: _narrow_table(*found.details, ("concurrency", "requests/s", "speedup")),
-    ),
-    "instant": Shown(
-        "docs/service.md",
-        Instant,
-        lambda found: _figures_table(found, ("throughput", "added latency", "memory at the end")),
-    ),
+    "affinity": Shown("docs/many-machines.md", Affinity, _hit_rates),
+    "concurrency": Shown("docs/service.md", concurrency.Concurrency, _speedups),
+    "instant": Shown("docs/service.md", Instant, _overhead),
 }
 """By the file under `evals/results/service`. Other measurements of the service check limits, and no page shows them."""
 SIZING_ROWS = ("agents", "replicas", "GPUs", "p95 latency", "bottleneck")
@@ -247,12 +253,6 @@ def scenario_block(file: Path) -> str:
     if isinstance(found, concurrency.Concurrency):
         about = f"{concurrency.in_words(found)}. Intervals are 95%"
     return f"{shown.table_of(found)}\n\n{about}; {machine_in_words(found)}."
-
-
-def _figures_table(found: records.Scenario, names: Sequence[str]) -> str:
-    """Return a Markdown table of some figures of a measurement, without their limits."""
-    rows = {row[0]: row for row in records.rows_of(found)}
-    return _narrow_table(records.HEADS, [rows[name] for name in names], records.HEADS[:2])
 
 
 def sizing_block(file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evals.bench.documents import ON_MANY_MACHINES, SCENARIOS, scenario_page
+from evals.bench.documents import scenario_block
 from evals.bench.service.affinity import (
     POLICIES,
     SETTINGS,
@@ -148,8 +148,10 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
         vllm_versions(Path(sys.executable))
 
 
-def test_scenarios_are_on_two_pages() -> None:
-    pages = {name: scenario_page(Path(f"{name}.json")) for name in SCENARIOS}
-    assert {name for name, page in pages.items() if page == "docs/many-machines.md"} <= ON_MANY_MACHINES
-    assert {pages["affinity"], pages["replicas"]} == {"docs/many-machines.md"}
-    assert pages["overload"] == "docs/service.md"
+def test_a_page_shows_the_share_in_the_cache(tmp_path: Path) -> None:
+    file = tmp_path / "affinity.json"
+    file.write_text(affinity((500, 450, 500, 10)).model_dump_json(), "utf-8")
+    lines = scenario_block(file).splitlines()
+    assert lines[0] == "| setting | target | specreason |"
+    assert lines[2:4] == ["| one server | 50.0% | 50.0% |", "| affinity, addresses | 45.0% | 45.0% |"]
+    assert lines[-1].startswith("Two services and two vLLM servers")

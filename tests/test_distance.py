@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scripted import FarEngine, ScriptedEngine, Stage
 
-from evals.bench.distance import AtDistance, Distances
+from evals.bench.distance import AtDistance, Distances, rows_of
 from evals.bench.documents import measured_block
 from stepspec.loop.costs import ChainCosts
 from stepspec.loop.policy import Policy
@@ -87,7 +87,7 @@ def row(policy: str, round_trip_ms: float | None, **changes: Any) -> AtDistance:
     return AtDistance(policy=policy, round_trip_ms=round_trip_ms, **fields | changes)
 
 
-def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
+def test_the_tables_have_each_policy_with_its_distances(tmp_path: Path) -> None:
     results = [row("target", None), row("two-level", None), row("lookahead", 5.0), row("two-level", 5.0)]
     found = Distances(
         versions={},
@@ -100,14 +100,16 @@ def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
         engines={},
         results=results,
     )
+    rows = rows_of(found)
+    assert [each[:2] for each in rows] == [
+        ["target", "in this process"],
+        ["two-level", "in this process"],
+        ["two-level", "5 ms"],
+        ["lookahead", "5 ms"],
+    ]
+    assert rows[2][4] == "1.50× [1.25, 1.75]"
+    assert rows[2][-1] == "80%"
     (tmp_path / "embedded.json").write_text(found.model_dump_json(), "utf-8")
     lines = measured_block("distance", tmp_path / "embedded.json").splitlines()
-    assert [line.split(" | ")[:2] for line in lines[2:6]] == [
-        ["| target", "in this process"],
-        ["| two-level", "in this process"],
-        ["| two-level", "5 ms"],
-        ["| lookahead", "5 ms"],
-    ]
-    assert "1.50× [1.25, 1.75]" in lines[4]
-    assert lines[4].endswith("| 80% |")
+    assert lines[2:4] == ["| two-level | 1.50× [1.25, 1.75] | – | 1.50× [1.25, 1.75] | – |", ""]
     assert "12 problems, one request at a time" in lines[-1]

@@ -17,6 +17,11 @@ from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.stats import MatchedPolicy, Paired, corrected_confidence, fastest
 from stepspec.loop.policy import Policy
+from stepspec.serve.completions import CompletionRequest
+from stepspec.serve.fields import Speculation
+from stepspec.serve.requests import ChatRequest
+from stepspec.serve.responses_request import ResponsesRequest
+from stepspec.serve.tokenize import TokenizeRequest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -131,3 +136,15 @@ def test_every_file_that_a_page_shows_is_valid() -> None:
     assert [ThinkingFormat.model_validate(table) for table in formats]
     assert [Policy.model_validate(table) for table in tables if table not in formats]
     assert [json.loads(block) for block in blocks("json")]
+
+
+def test_the_page_of_the_service_names_every_option_and_field() -> None:
+    page = (ROOT / "docs" / "service.md").read_text("utf-8")
+    quoted = set(re.findall(r"[\w./-]+", " ".join(re.findall(r"`([^`\n]+)`", page))))
+    options = {name for each in command_of("serve").params for name in each.opts if name.startswith("--")}
+    assert options - {"--help"} <= quoted
+    requests = (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest)
+    fields = {name for request in (*requests, Speculation) for name in request.model_fields}
+    fields |= {name for request in requests for name in request.refusals}
+    assert fields - {"text", "reasoning"} <= quoted
+    assert {"text.format", "reasoning.effort"} <= quoted

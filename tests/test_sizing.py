@@ -283,7 +283,8 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
     assert (found["max_running"], found["p95_s"]) == (4, 2 * alone_p95_s(costs()))
     block = sizing_block(output)
     assert "| agents | 10 | 40 | about" in block
-    assert "Assumptions:\n\n1. Requests are like those of the costs" in block
+    assert "| p95 latency |" in block
+    assert "agents that think 10 s. Requests are like those of the costs" in block
 
 
 @pytest.mark.parametrize(

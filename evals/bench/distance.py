@@ -221,6 +221,33 @@ def _row(each: AtDistance) -> list[str]:
     ]
 
 
+SHOWN_MS = (0.0, 5.0, 20.0)
+"""Distances that documents show."""
+SPEEDUP_HEADS = ("policy", "in this process", *(f"{each:g} ms" for each in SHOWN_MS))
+
+
+def speedup_rows(found: Distances) -> list[list[str]]:
+    """Return the speedups of the policies that use the draft and pay with both models in this process, by
+    `SPEEDUP_HEADS`."""
+    by_policy: dict[str, dict[float | None, AtDistance]] = {}
+    for each in found.results:
+        by_policy.setdefault(each.policy, {})[each.round_trip_ms] = each
+    return [
+        [policy, *(_speedup(at.get(distance)) for distance in (None, *SHOWN_MS))]
+        for policy, at in by_policy.items()
+        if at.keys() != {None} and (near := at.get(None)) is not None and near.speedup >= 1
+    ]
+
+
+def _speedup(each: AtDistance | None) -> str:
+    return UNKNOWN if each is None else with_interval(each.speedup, each.speedup_ci)
+
+
+def speedups_in_words(found: Distances) -> str:
+    """Return what `speedup_rows` shows."""
+    return f"Speedup over the target alone, by delay; {in_words(found)}"
+
+
 def in_words(found: Distances) -> str:
     """Return what was measured."""
     about = f"{found.benchmark}, {found.results[0].problems:,} problems, one request at a time, temperature"

@@ -22,19 +22,15 @@ from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.readme import Drafts, headline, overview_block
 from evals.bench.results import read_results, with_block
-from evals.bench.service import concurrency, records, sizing
+from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
-from evals.bench.service.faults import Faults
 from evals.bench.service.instant import Instant
-from evals.bench.service.overload import Overload
-from evals.bench.service.replicas import Replicas
-from evals.bench.service.streams import Streams
 from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
 from stepspec.capacity.plan import Sizing
-from stepspec.capacity.tables import assumptions, placement, plan_rows, title_of
+from stepspec.capacity.tables import assumptions, plan_rows, title_of
 from stepspec.errors import UsageError
 from stepspec.evaluation import judge_bench
 from stepspec.evaluation.records import Conditions
@@ -81,6 +77,8 @@ class Measured(NamedTuple):
     rows_of: Callable[[Any], list[list[str]]]
     in_words: Callable[[Any], str]
     has_intervals: bool = True
+    shown: Sequence[str] | None = None
+    """Heads of the columns that a document shows; None for all."""
 
 
 MEASURED: Mapping[str, Measured] = {
@@ -88,31 +86,67 @@ MEASURED: Mapping[str, Measured] = {
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
-    "distance": Measured(distance.Distances, distance.HEADS, distance.rows_of, distance.in_words),
-    "engines": Measured(engines.Engines, engines.HEADS, engines.rows_of, engines.in_words, has_intervals=False),
+    "distance": Measured(distance.Distances, distance.SPEEDUP_HEADS, distance.speedup_rows, distance.speedups_in_words),
+    "engines": Measured(
+        engines.Engines,
+        engines.HEADS,
+        engines.rows_of,
+        engines.in_words,
+        has_intervals=False,
+        shown=("engine", "weights", "drafted", "tokens/s", "over plain", "accepted", "other texts"),
+    ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "judges": Measured(judge_bench.JudgeBench, judge_bench.HEADS, judge_bench.rows_of, _judged_in_words),
     "lab": Measured(lab.Findings, ("temperature", *lab.HEADS, *lab.COST_HEADS), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
-    "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),
+    "servers": Measured(
+        servers.Servers,
+        servers.HEADS,
+        servers.rows_of,
+        servers.in_words,
+        has_intervals=False,
+        shown=(
+            *("server", "log-probs", "scores", "schema"),
+            *(f"{kind}, {number:,}" for kind in ("scored", "asked") for number in servers.CONTEXTS),
+        ),
+    ),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
 PAGES = {"distance": "docs/many-machines.md", "engines": "docs/engines.md", "servers": "docs/servers.md"}
 """Pages of files of `MEASURED` that are not on the page of the results."""
-SCENARIOS: Mapping[str, type[records.Scenario]] = {
-    "affinity": Affinity,
-    "concurrency": concurrency.Concurrency,
-    "faults": Faults,
-    "instant": Instant,
-    "overload": Overload,
-    "replicas": Replicas,
-    "sizing": sizing.SizingCheck,
-    "streams": Streams,
+
+
+class Shown(NamedTuple):
+    """A page that shows a measurement of the service, with a table that is made of its file."""
+
+    page: str
+    model: type[records.Scenario]
+    table_of: Callable[[Any], str]
+
+
+def _hit_rates(found: Affinity) -> str:
+    return markdown_table(*affinity.hit_rates(found))
+
+
+def _speedups(found: concurrency.Concurrency) -> str:
+    return _narrow_table(*found.details, ("concurrency", "requests/s", "speedup"))
+
+
+def _overhead(found: Instant) -> str:
+    rows = {row[0]: row for row in records.rows_of(found)}
+    shown = [rows[name] for name in ("throughput", "added latency", "memory at the end")]
+    return _narrow_table(records.HEADS, shown, records.HEADS[:2])
+
+
+SCENARIOS: Mapping[str, Shown] = {
+    "affinity": Shown("docs/many-machines.md", Affinity, _hit_rates),
+    "concurrency": Shown("docs/service.md", concurrency.Concurrency, _speedups),
+    "instant": Shown("docs/service.md", Instant, _overhead),
 }
-"""By the file under `evals/results/service`."""
-ON_MANY_MACHINES = frozenset({"affinity", "replicas", "sizing"})
-"""Scenarios that `docs/many-machines.md` shows. The others are in `docs/service.md`."""
+"""By the file under `evals/results/service`. Other measurements of the service check limits, and no page shows them."""
+SIZING_ROWS = ("agents", "replicas", "GPUs", "p95 latency", "bottleneck")
+"""Rows of the table of `stepspec size` that a page shows."""
 
 
 def generated(root: Path) -> dict[Path, str]:
@@ -138,7 +172,7 @@ def generated(root: Path) -> dict[Path, str]:
             for file in sorted((results / name).glob("*.json"))
         ),
         *(
-            (scenario_page(file), "load", file.stem, scenario_block(file))
+            (SCENARIOS[file.stem].page, "load", file.stem, scenario_block(file))
             for file in sorted((results / "service").glob("*.json"))
         ),
         *(
@@ -185,9 +219,15 @@ def measured_block(name: str, file: Path) -> str:
     """Return a Markdown table of a file of `MEASURED`, and where it was measured."""
     measured = MEASURED[name]
     found = measured.model.model_validate_json(file.read_text("utf-8"))
-    table = markdown_table(measured.heads, measured.rows_of(found))
+    table = _narrow_table(measured.heads, measured.rows_of(found), measured.shown or measured.heads)
     intervals = " Intervals are 95%." if measured.has_intervals else ""
     return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
+
+
+def _narrow_table(heads: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[str]) -> str:
+    """Return a Markdown table of some columns."""
+    places = [heads.index(head) for head in shown]
+    return markdown_table(shown, [[row[place] for place in places] for row in rows])
 
 
 def speeds_block(file: Path) -> str:
@@ -200,35 +240,24 @@ def speeds_block(file: Path) -> str:
     return f"{speeds_markdown(speeds)}\n\n{plan}; {turns}; {models}; {machine_in_words(speeds)}."
 
 
-def scenario_page(file: Path) -> str:
-    """Return the page that shows a file of `python -m evals.bench service.NAME`."""
-    return "docs/many-machines.md" if file.stem in ON_MANY_MACHINES else "docs/service.md"
-
-
 def scenario_block(file: Path) -> str:
-    """Return Markdown tables of a file of `python -m evals.bench service.NAME`, and where it was measured."""
-    found = SCENARIOS[file.stem].model_validate_json(file.read_text("utf-8"))
-    tables, about = [markdown_table(records.HEADS, records.rows_of(found))], found.title
-    if found.details is not None:
-        tables.insert(0, markdown_table(*found.details))
+    """Return a Markdown table of a file of `python -m evals.bench service.NAME`, and where it was measured."""
+    shown = SCENARIOS[file.stem]
+    found = shown.model.model_validate_json(file.read_text("utf-8"))
+    about = found.title
     if isinstance(found, concurrency.Concurrency):
         about = f"{concurrency.in_words(found)}. Intervals are 95%"
-    return "\n\n".join([*tables, f"{about}; {machine_in_words(found)}."])
+    return f"{shown.table_of(found)}\n\n{about}; {machine_in_words(found)}."
 
 
 def sizing_block(file: Path) -> str:
-    """Return what `stepspec size` printed, as a Markdown table and lists, from the file that it wrote."""
+    """Return the main rows of the table that `stepspec size` printed, and its first assumption, from the file that it
+    wrote."""
     found = Sizing.model_validate_json(file.read_text("utf-8"))
-    heads, *rows = plan_rows(found)
-    lists = [
-        "\n".join([f"{title}:", "", *(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))])
-        for title, sentences in (
-            ("What to put where", placement(found)),
-            ("Assumptions", assumptions(found)),
-        )
-    ]
+    rows = {row[0]: row for row in plan_rows(found)}
+    heads, *others = (rows[name] for name in SIZING_ROWS)
     title = title_of(found)
-    return "\n\n".join([f"{title[0].upper()}{title[1:]}:", markdown_table(heads, rows), *lists])
+    return f"{markdown_table(heads, others)}\n\n{title[0].upper()}{title[1:]}. {assumptions(found)[0]}"
 
 
 def keys_block() -> str:

@@ -354,10 +354,11 @@ def rows_of(found: Engines) -> list[list[str]]:
 
 
 def in_words(found: Engines) -> str:
-    """Return what was measured."""
+    """Return what was measured. The instructions that llama.cpp uses are in the file alone."""
+    llama_cpp = found.llama_cpp.partition(",")[0]
     return (
         f"pair `{QWEN_NAME}`, the torch engine's draft in int4, one thread each; greedy, {found.problems} problems of "
-        f"{found.benchmark} with at most {found.max_tokens} tokens; llama.cpp {found.llama_cpp}"
+        f"{found.benchmark} with at most {found.max_tokens} tokens; llama.cpp {llama_cpp}"
     )
 
 

@@ -219,6 +219,9 @@ COLUMNS: Sequence[_Column] = (
     _Column("bandwidth", lambda each: each.bandwidth_share, ".1%"),
 )
 
+SHOWN = frozenset({"tokens/s", "over plain", "over transformers", "over assisted", "accepted"})
+"""Titles of the columns that documents show."""
+
 
 def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
     """Return a terminal table of all contenders at one number of concurrent requests, without empty columns."""
@@ -325,18 +328,21 @@ def plain_table(title: str, synthetic: bool) -> Table:
 
 
 def speeds_markdown(speeds: EngineSpeeds) -> str:
-    """Return a Markdown table of all contenders with one request, and of their speed with concurrent requests."""
+    """Return a Markdown table of the contenders with one request, and of their speedups with concurrent requests.
+
+    Contenders at a fixed number of drafted tokens, which are there to compute `ideal`, are left out.
+    """
     alone, *together = speeds.results
-    columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
-    titles = [column.title for column in columns]
-    for each in together:
-        titles += [f"tokens/s, {each.batch} concurrent", "over plain", "over 1 request"]
+    shown = [each for each in alone.contenders if "(" not in each.name or "best" in each.name]
+    columns = [column for column in COLUMNS if column.title in SHOWN]
+    columns = [column for column in columns if any(column.cell(each) is not None for each in shown)]
+    titles = [*(column.title for column in columns), *(f"over plain, {each.batch} concurrent" for each in together)]
     lines = [f"| {alone.batch} concurrent | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
-    for each in alone.contenders:
+    for each in shown:
         cells = [_written(column.cell(each), column.form) for column in columns]
-        for there in (other.named(each.name) for other in together):
-            figures = (there.tokens_per_s, there.over_plain, there.over_alone) if there else (None, None, None)
-            cells += [_written(value, form) for value, form in zip(figures, (",.0f", ".2f", ".2f"), strict=True)]
+        cells += [
+            _written(there and there.over_plain, ".2f") for there in (other.named(each.name) for other in together)
+        ]
         lines.append(f"| {each.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

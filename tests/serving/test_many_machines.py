@@ -66,7 +66,7 @@ def on_this_machine(command: str, target_port: int, draft_port: int) -> list[str
         port = target_port if words[place - 1] == "--target" else draft_port
         words[place] = re.sub(ADDRESS, f"http://127.0.0.1:{port}/v1", words[place], count=1)
         words[place] = re.sub(f" {ADDRESS}", f" http://localhost:{port}/v1", words[place])  # the same server again
-    return [sys.executable, *(words[1:] if words[0] == "python" else ["-m", "stepspec", *words[1:]])]
+    return [sys.executable, "-m", "stepspec", *words[1:]]
 
 
 def num_answered(url: str) -> int:
@@ -142,16 +142,12 @@ def test_advice_for_a_draft_on_a_server(target_port: int, draft_port: int, tmp_p
 @needs_vllm
 @pytest.mark.soak
 def test_the_distances_of_a_draft(tmp_path: Path) -> None:
-    (served,) = shown("^vllm serve stepspec/mini")
-    words = shlex.split(served)
-    words = [str(WEIGHTS / "draft") if "weights/draft" in word else word for word in words[1:]]
-    words = words[1 : words.index("--port")]
-    serve = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model"]
-    with running_server([*serve, *words], tmp_path / "draft.log") as port:
-        (command,) = shown("^python -m evals.bench distance ")
-        measured = on_this_machine(command, port, port)
-        measured[measured.index("--json") + 1] = str(tmp_path / "found.json")
-        run([*measured, "--limit", "2"], tmp_path)
+    serve = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS / "draft")]
+    serve += ["--served-model-name", "draft", "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
+    with running_server(serve, tmp_path / "draft.log") as port:
+        address, file = f"http://127.0.0.1:{port}/v1", str(tmp_path / "found.json")
+        measure = [sys.executable, "-m", "evals.bench", "distance", "--draft", address, "--json", file]
+        run([*measure, "--limit", "2"], tmp_path)
     assert (tmp_path / "found.json").is_file()
 
 
@@ -246,7 +242,6 @@ RUN_HERE = (
     "^stepspec serve (?!.*vllm:)",
     "^vllm-router |^curl ",
     "^stepspec advise ",
-    "^vllm serve stepspec/mini|^python -m evals.bench distance ",
     "^serve run ",
     "^stepspec eval (?!.*vllm:)",
     "^export |^ray get-auth-token |^ray start --head",

@@ -183,6 +183,14 @@ HEADS = (
 )
 
 
+def hit_rates(found: Affinity) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heads and rows of a table of the share of tokens in a cache, by setting and policy."""
+    rates = {(each.setting, each.policy): percent(each.hit_rate) for each in found.results}
+    return ("setting", *POLICIES), [
+        [each.name, *(rates[each.name, policy] for policy in POLICIES)] for each in SETTINGS
+    ]
+
+
 def affinity_table(found: Affinity) -> Table:
     """Return a terminal table by policy and setting."""
     return cells_table("prefix caches of the target", *found.details)

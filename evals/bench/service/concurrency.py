@@ -185,7 +185,16 @@ def _compared(
     )
 
 
-HEADS = ("concurrency", "requests", "requests/s", "of target", "speedup", "tokens/s", "of target", "over target")
+HEADS = (
+    "concurrency",
+    "requests",
+    "requests/s",
+    "target's requests/s",
+    "speedup",
+    "tokens/s",
+    "target's tokens/s",
+    "over target",
+)
 
 
 def rows_of(found: Concurrency) -> list[list[str]]:

@@ -50,6 +50,7 @@ from stepspec.evaluation.run import (
     ProblemSet,
     RunFolder,
     RunSettings,
+    calibrated_settings,
     conditions,
     fit_policies,
     load_benchmark,
@@ -57,7 +58,7 @@ from stepspec.evaluation.run import (
     load_problems,
     prompt_logprobs,
 )
-from stepspec.loop.calibrated import proposing, settings_of
+from stepspec.loop.calibrated import proposing
 
 NUM_READ = 50
 """Problems of a run whose prompts are compared with those of a calibration."""
@@ -190,7 +191,9 @@ class _EvalPlan:
         async with executor:
             pair = await executor.call(lambda pair: pair.hash)
             record = any(keeping.record for _, keeping in runs)
-            found = {name: settings_of(policy, pair, record=record) for name, (policy, _) in policies.items()}
+            found = {
+                name: calibrated_settings(name, policy, pair, record=record) for name, (policy, _) in policies.items()
+            }
             wanted = {name: (proposing(policy, found[name]), text) for name, (policy, text) in policies.items()}
             fitted = await executor.call(lambda pair: fit_policies(wanted, pair, leave_out=leave_out))
             prompts = list[float]()

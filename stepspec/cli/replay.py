@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from stepspec.base.files import find_data_file
 from stepspec.cli.options import policy_option
 from stepspec.cli.output import JsonOption, finish
-from stepspec.errors import UsageError
 from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
 from stepspec.evaluation.replay.path import make_path
-from stepspec.loop.calibrated import setting_at, settings_of
-from stepspec.loop.policy import Policy, load_policy
+from stepspec.evaluation.run import calibrated_settings, load_named
+from stepspec.loop.calibrated import setting_at
 
 
 def main(
@@ -30,15 +28,11 @@ def main(
 ) -> None:
     """Estimate the speed of policies from the recorded steps of a run, in seconds and without a model."""
     hardware = None if costs is None else read_costs(costs)
-    policies: dict[str, Policy] = {}
-    for each in policy:
-        name = find_data_file("policies", each).stem
-        if name in policies:
-            raise UsageError(f"There are two policies called {name!r}. Rename one.")
-        policies[name] = load_policy(each)[0]
+    policies = {name: each for name, (each, _) in load_named(policy).items()}
     recordings = read_recordings(run)
     for name, each in policies.items():
-        setting = setting_at(settings_of(each, recordings.run.pair, record=True), recordings.run.temperature)
+        settings = calibrated_settings(name, each, recordings.run.pair, record=True)
+        setting = setting_at(settings, recordings.run.temperature)
         policies[name] = each if setting is None else setting.applied(each)
     if sweep:
         for name, each in list(policies.items()):

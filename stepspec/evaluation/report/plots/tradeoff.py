@@ -1,6 +1,6 @@
 """Accuracy against speed, with intervals and the Pareto front."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.transforms import Bbox
@@ -10,6 +10,7 @@ from stepspec.evaluation.report.cells import joined, percent_with_interval, time
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.findings import not_run
 from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
+from stepspec.evaluation.stats import pareto_front
 
 _LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (1, -1)] + [
     (0, 17),
@@ -67,15 +68,6 @@ def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:
     )
     x_interval = policy.speedup_vs_target_ci or (speedup, speedup)
     return _Point(name, speedup, 100 * policy.accuracy, x_interval, (100 * low, 100 * high), exact, tip)
-
-
-def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point matches or beats in both coordinates, from left to right."""
-    front: list[tuple[float, float]] = []
-    for x, y in sorted(set(points), reverse=True):
-        if not front or y > front[-1][1]:
-            front.append((x, y))
-    return front[::-1]
 
 
 def _draw_front(chart: Canvas, points: Sequence[_Point]) -> None:

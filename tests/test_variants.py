@@ -1,6 +1,8 @@
 """Variants of policies, `--policy NAME:KEY=VALUE,VALUE`: their names, keys and values, and a run with them."""
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,14 +109,17 @@ def test_a_wrong_variant_is_refused_before_a_model_loads() -> None:
 
 
 VARIANTS = [f"specreason:judges.0.threshold={threshold}" for threshold in (5, 9)]
-ARGUMENTS = ("eval", "gsm-mini", "--limit", "2", "--max-tokens", "80", "--policy", "specreason:judges.0.threshold=5,9")
+ARGUMENTS = ("eval", "gsm-mini", "--limit", "3", "--policy", "specreason:judges.0.threshold=5,9")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "variants"
-    done = stepspec(*ARGUMENTS, "--record", "--output", folder)
+    figures = folder.parent / "figures"
+    files = ("--csv", figures / "run.csv", "--plots", figures)
+    done = stepspec(*ARGUMENTS, "--record", "--output", folder, *files)
     assert done.returncode == 0, done.stderr
+    assert "On the front of accuracy and speed" in done.stdout
     return folder
 
 
@@ -128,6 +133,11 @@ def test_a_run_records_variants_as_policies_and_resumes(run: Path) -> None:
         if isinstance(judge, ThresholdJudge)
     ]
     assert thresholds == [5, 9]
+    with (run.parent / "figures" / "run.csv").open() as stream:
+        assert {row["policy"] for row in csv.DictReader(stream)} == set(record.policies)
+    plots = {file.name for file in (run.parent / "figures").glob("*.svg")}
+    assert "all-policies-accuracy-against-speed.svg" in plots
+    assert all(re.fullmatch(r"[\w.,+-]+", name) for name in plots)
     before = (run / "rows.jsonl").read_bytes()
     assert stepspec(*ARGUMENTS, "--record", "--output", run).returncode == 0
     assert (run / "rows.jsonl").read_bytes() == before
@@ -135,7 +145,9 @@ def test_a_run_records_variants_as_policies_and_resumes(run: Path) -> None:
 
 def test_variants_are_reported_compared_exported_and_replayed(run: Path, tmp_path: Path) -> None:
     assert stepspec("report", run).returncode == 0
-    assert all(name in (run / "report.md").read_text("utf-8") for name in VARIANTS)
+    markdown = (run / "report.md").read_text("utf-8")
+    assert all(name in markdown for name in VARIANTS)
+    assert "On the front of accuracy and speed, by the measured values alone: " in markdown
     done = stepspec("export", run, "--output", tmp_path / "logs")
     assert done.returncode == 0, done.stderr
     logs = {file.name for file in (tmp_path / "logs").iterdir()}

@@ -207,6 +207,7 @@ async def judge_steps(
         output.write("\n")  # a killed process may have left an incomplete line
         for solution in solutions:
             await pair.forget()
+            num_stored = len(stored)
             reader = _SolutionReader(pair, solution)
             for (index, label), (name, judge) in product(enumerate(solution.judged), judges.items()):
                 if judge.draft_needs and reader.draft_ids is None:
@@ -222,7 +223,8 @@ async def judge_steps(
                     output.flush()
                 found[name].append((stored[key], label, solution.question))
             done += len(solution.judged)
-            show(None, done, total)
+            if len(stored) > num_stored or done == total:  # those of an earlier run would make the rest look fast
+                show(None, done, total)
     return [_figures(name, judge, found[name]) for name, judge in judges.items()], errors
 
 
@@ -337,6 +339,26 @@ def rows_of(found: JudgeBench) -> list[list[str]]:
             *(number(each.brier)[0], number(each.risk_area)[0], percent(each.risks.get(50))),
             *(significant(each.ms, "ms"), number(each.passes)[0]),
         ]
+        for each in found.judges
+    ]
+
+
+def figure_rows(found: JudgeBench) -> list[dict[str, object]]:
+    """Return the rows of the CSV file."""
+    return [
+        {
+            "judge": each.judge,
+            "steps": each.num_scored,
+            "steps judged": each.num_steps,
+            "area": each.area,
+            "area low": each.area_low,
+            "area high": each.area_high,
+            "Brier score": each.brier,
+            "risk area": each.risk_area,
+            "wrong in the best half": each.risks.get(50),
+            "a judgement, ms": each.ms,
+            "passes": each.passes,
+        }
         for each in found.judges
     ]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from matplotlib.transforms import Bbox
 
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
+from stepspec.evaluation.replay.totals import Replayed, departures
 from stepspec.evaluation.report.cells import joined, percent_with_interval, times
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.findings import not_run
@@ -41,22 +42,43 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     ]
     if len(points) < 2:
         return
-    colours = series(list(summary.policies))
+    missing = f"\n(not run: {', '.join(names)})" if (names := not_run(run)) else ""
     with canvas() as chart:
-        _draw_front(chart, points)
-        for point in points:
-            _draw_point(chart, point, colours[point.name])
-        missing = f"\n(not run: {', '.join(names)})" if (names := not_run(run)) else ""
         chart.axes.set_xlabel(f"times as fast as the target alone{missing}")
         chart.axes.set_ylabel(f"{summary.named('correct answers')}, %")
-        chart.axes.margins(0.12, 0.15)
-        _draw_labels(chart, points, colours)
+        _draw(chart, points, series(list(summary.policies)))
         yield chart.plot(
             f"{key}-tradeoff",
             "Accuracy against speed",
             "Better is up and to the right; the bars are 95% intervals. Circles are exact, diamonds are not. "
             "The dashed line joins the policies that no other beats in both. Speeds that do not count are not shown.",
         )
+
+
+def replay_plot(replayed: Sequence[Replayed]) -> Iterator[Plot]:
+    """Yield a plot of replayed policies: departure from the target against speed, if there are at least two."""
+    points = [
+        _Point(each.name, each.speedup, -by, each.speedup_ci or (each.speedup, each.speedup), (-by, -by), False, tip)
+        for each, by in zip(replayed, departures(replayed), strict=True)
+        for tip in [f"{each.name}: {by:.3g}, {joined(times(each.speedup, each.speedup_ci))}"]
+    ]
+    if len(points) < 2:
+        return
+    has_nats = all(each.departure is not None for each in replayed)
+    with canvas() as chart:
+        chart.axes.set_xlabel("times as fast as the target alone, estimated")
+        chart.axes.set_ylabel("departure, nats a request" if has_nats else "steps accepted, share of the judged")
+        chart.axes.yaxis.set_major_formatter(lambda value, _: f"{-value:g}")
+        _draw(chart, points, series([each.name for each in replayed]))
+        yield chart.plot("replay", "Departure against speed", "Better is up and to the right.")
+
+
+def _draw(chart: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> None:
+    _draw_front(chart, points)
+    for point in points:
+        _draw_point(chart, point, colours[point.name])
+    chart.axes.margins(0.12, 0.15)
+    _draw_labels(chart, points, colours)
 
 
 def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:

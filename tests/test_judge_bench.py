@@ -244,7 +244,7 @@ def test_the_command_writes_table_plot_csv_and_json(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert {file.name for file in (tmp_path / "other").iterdir()} == {"judges.json", "judgements.jsonl"}
     assert [file.name for file in (tmp_path / "plots").iterdir()] == ["judges.svg"]
-    assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,steps,steps judged,area,area low,")
+    assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,num_steps,num_scored,area,area_low,")
 
 
 def test_without_a_wrong_step_there_is_no_area(tmp_path: Path) -> None:

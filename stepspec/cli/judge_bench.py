@@ -58,5 +58,6 @@ def main(
     show(table, f"{bench.in_words(found)}. Intervals are 95%.", *unknown, *noted)
     write_text(output / "judges.json", found.model_dump_json(indent=2) + "\n")
     print(f"Stored in {output}: judges.json and judgements.jsonl.")
-    write_csv(bench.figure_rows(found), csv_file or output / "judges.csv")
+    rows = [each.model_dump(exclude={"bins", "risks"}) | {"risk_at_50": each.risks.get(50)} for each in figures]
+    write_csv(rows, csv_file or output / "judges.csv")
     write_plots([("judges", risk_plot("judges", {each.judge: each.risks for each in figures}))], plots or output)

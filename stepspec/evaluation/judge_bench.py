@@ -343,26 +343,6 @@ def rows_of(found: JudgeBench) -> list[list[str]]:
     ]
 
 
-def figure_rows(found: JudgeBench) -> list[dict[str, object]]:
-    """Return the rows of the CSV file."""
-    return [
-        {
-            "judge": each.judge,
-            "steps": each.num_scored,
-            "steps judged": each.num_steps,
-            "area": each.area,
-            "area low": each.area_low,
-            "area high": each.area_high,
-            "Brier score": each.brier,
-            "risk area": each.risk_area,
-            "wrong in the best half": each.risks.get(50),
-            "a judgement, ms": each.ms,
-            "passes": each.passes,
-        }
-        for each in found.judges
-    ]
-
-
 def in_words(found: JudgeBench) -> str:
     """Return what was judged, without a period at the end."""
     steps = f"{count(found.num_steps, 'step')} of {count(found.num_solutions, 'solution')}"

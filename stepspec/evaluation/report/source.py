@@ -49,18 +49,13 @@ def read_source(folder: Path, summary: Summary, *, traces: bool = True, prices: 
 
 def figure_rows(source: Source) -> list[dict[str, object]]:
     """Return the figures of each policy of a run as numbers, by the titles of the tables."""
-    run, summary, best = source.run, source.summary, front(source.summary)
+    summary, best = source.summary, front(source.summary)
     columns = [*chain(*GROUPS.values()), *repeat_columns(summary)]
-    about = {
-        "benchmark": run.benchmark,
-        "temperature": run.temperature,
-        "concurrency": run.concurrency,
-        "seed": run.seed,
-        "reading": summary.reading,
-    }
+    about = source.run.model_dump(include={"benchmark", "temperature", "concurrency", "seed"})
     return [
         {
             **about,
+            "reading": summary.reading,
             "policy": name,
             "problems": policy.n,
             "rows": num_rows(policy),

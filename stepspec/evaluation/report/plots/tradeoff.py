@@ -68,7 +68,7 @@ def replay_plot(replayed: Sequence[Replayed]) -> Iterator[Plot]:
     with canvas() as chart:
         chart.axes.set_xlabel("times as fast as the target alone, estimated")
         chart.axes.set_ylabel("departure, nats a request" if has_nats else "steps accepted, share of the judged")
-        chart.axes.yaxis.set_major_formatter(lambda value, _: f"{-value:g}")
+        chart.axes.yaxis.set_major_formatter(lambda value, _: f"{0 - value:g}")
         _draw(chart, points, series([each.name for each in replayed]))
         yield chart.plot("replay", "Departure against speed", "Better is up and to the right.")
 

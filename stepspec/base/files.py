@@ -7,6 +7,7 @@ use it for input from the command line. Look up names from requests in `list_dat
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -105,6 +106,11 @@ def whole_file(file: Path) -> Generator[TextIO]:
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def name_for_file(text: str) -> str:
+    """Return a text as part of a file name, with every character that a file system may refuse replaced."""
+    return re.sub(r"[^\w.,+-]", "-", text)[:100]
 
 
 def is_link(file: Path) -> bool:

@@ -8,6 +8,7 @@ import typer
 from stepspec import __version__
 from stepspec.cli.group import SETTINGS, Modules
 from stepspec.cli.program import run_program
+from stepspec.evaluation.machine import versions
 
 __all__ = ["app", "main"]
 
@@ -51,13 +52,19 @@ app = typer.Typer(cls=Commands, **SETTINGS)
 def _print_version(requested: bool) -> None:
     if requested:
         print(f"stepspec {__version__}")
+        for name, installed in versions().items():
+            if name not in ("stepspec", "math-verify"):
+                print(f"{name.replace('python', 'Python')} {installed}")
         raise typer.Exit
 
 
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and those of the engines."
+        ),
     ] = False,
 ) -> None:
     """Speculative reasoning: a draft model proposes steps and tokens; the target verifies and judges them."""

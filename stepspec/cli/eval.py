@@ -16,6 +16,7 @@ import typer
 from stepspec.base.printable import printable
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
+from stepspec.cli.figures import CsvOption, PlotsOption, write_figures
 from stepspec.cli.options import (
     DEFAULT_POLICIES,
     DraftOption,
@@ -40,6 +41,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import closing_table, nodes_in_words
+from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.run import (
     Evaluation,
     Executor,
@@ -50,6 +52,7 @@ from stepspec.evaluation.run import (
     ProblemSet,
     RunFolder,
     RunSettings,
+    calibrated_settings,
     conditions,
     fit_policies,
     load_benchmark,
@@ -57,7 +60,7 @@ from stepspec.evaluation.run import (
     load_problems,
     prompt_logprobs,
 )
-from stepspec.loop.calibrated import proposing, settings_of
+from stepspec.loop.calibrated import proposing
 
 NUM_READ = 50
 """Problems of a run whose prompts are compared with those of a calibration."""
@@ -110,6 +113,8 @@ def main(
     record: Annotated[
         bool, typer.Option("--record", help="Also store what 'stepspec replay' needs, which takes time.")
     ] = False,
+    csv_file: CsvOption = None,
+    plots: PlotsOption = None,
     ray: RayOption = None,
     workers: WorkersOption = None,
     worker_cpus: WorkerCpusOption = None,
@@ -143,6 +148,9 @@ def main(
         summaries = asyncio.run(comparison.run_all(executor, runs))
     num_rows = len(problems.problems) * len(summaries[0][1].policies) * (repeats or spec.default_repeats)
     print_tables([summary for summary, _ in summaries], folder, num_rows)
+    if csv_file or plots:
+        found = zip(folders, summaries, strict=True)
+        write_figures([read_source(each, summary, traces=False) for each, (summary, _) in found], csv_file, plots)
 
 
 def _settings(
@@ -190,7 +198,9 @@ class _EvalPlan:
         async with executor:
             pair = await executor.call(lambda pair: pair.hash)
             record = any(keeping.record for _, keeping in runs)
-            found = {name: settings_of(policy, pair, record=record) for name, (policy, _) in policies.items()}
+            found = {
+                name: calibrated_settings(name, policy, pair, record=record) for name, (policy, _) in policies.items()
+            }
             wanted = {name: (proposing(policy, found[name]), text) for name, (policy, text) in policies.items()}
             fitted = await executor.call(lambda pair: fit_policies(wanted, pair, leave_out=leave_out))
             prompts = list[float]()

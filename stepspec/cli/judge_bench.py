@@ -1,9 +1,7 @@
 """`stepspec judge-bench`: measure judges on labelled steps."""
 
 import asyncio
-import csv
 import sys
-from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +10,7 @@ from rich.table import Table
 
 from stepspec.api.models import load_pair
 from stepspec.base.files import file_hash, list_data_files, write_text
+from stepspec.cli.figures import CsvOption, PlotsOption, write_csv, write_plots
 from stepspec.cli.options import DraftOption, JudgeOption, PairOption, TargetOption, judge_specs, policy_option
 from stepspec.cli.output import show
 from stepspec.cli.progress import make_meter
@@ -34,6 +33,8 @@ def main(
     pair: PairOption = None,
     judge: JudgeOption = None,
     output: Annotated[Path, typer.Option(help="Folder of the results, to store or resume.")] = Path("runs/judge-bench"),
+    csv_file: CsvOption = None,
+    plots: PlotsOption = None,
 ) -> None:
     """Measure judges on labelled steps: what their scores say, and what a judgement costs."""
     solutions = bench.read_labelled_steps(data)
@@ -56,8 +57,7 @@ def main(
     noted = (f"{name} is {why}" for name, why in found.notes.items())
     show(table, f"{bench.in_words(found)}. Intervals are 95%.", *unknown, *noted)
     write_text(output / "judges.json", found.model_dump_json(indent=2) + "\n")
-    rows = [each.model_dump(exclude={"bins", "risks"}) for each in figures]
-    csv.writer(text := StringIO(), lineterminator="\n").writerows([rows[0], *(row.values() for row in rows)])
-    write_text(output / "judges.csv", text.getvalue())
-    write_text(output / "judges.svg", risk_plot("judges", {each.judge: each.risks for each in figures}).image())
-    print(f"Stored in {output}: judges.json, judges.csv, judges.svg and judgements.jsonl.")
+    print(f"Stored in {output}: judges.json and judgements.jsonl.")
+    rows = [each.model_dump(exclude={"bins", "risks"}) | {"risk_at_50": each.risks.get(50)} for each in figures]
+    write_csv(rows, csv_file or output / "judges.csv")
+    write_plots([("judges", risk_plot("judges", {each.judge: each.risks for each in figures}))], plots or output)

@@ -46,8 +46,8 @@ DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specrea
 PoliciesOption = Annotated[
     list[str] | None,
     policy_option(
-        f"A policy to compare; repeat it for several. Default: {', '.join(DEFAULT_POLICIES)}. The target is always "
-        "included."
+        "A policy to compare, or variants with other values of its keys, such as token:token.num_tokens=2,4; repeat it "
+        f"for several. Default: {', '.join(DEFAULT_POLICIES)}. The target is always included."
     ),
 ]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]

@@ -54,16 +54,25 @@ def check_json_file(context: typer.Context, file: Path | None) -> Path | None:
         return file
     if file.name.startswith("-"):
         raise UsageError(f"--json takes a file, or - for standard output, got {str(file)!r}.")
-    if file.is_dir():
-        raise UsageError(f"{file} is a folder. Give the path of a file.")
-    if is_link(file):
-        raise UsageError(f"Cannot write {file}: it is a symbolic link; remove it, or give another path.")
-    existing = next(each for each in (file, *file.absolute().parents) if os.path.lexists(each))
-    if existing != file and not existing.is_dir():
-        raise UsageError(f"Cannot write {file}: {existing} is not a folder.")
+    return check_writable(file)
+
+
+def check_writable(path: Path, *, is_folder: bool = False) -> Path:
+    """Check that a file, or files in a folder, can be written. Neither has to exist.
+
+    Raises:
+        UsageError: the path or its folder cannot be written, or it is a folder in place of a file, or the reverse.
+    """
+    if path.is_dir() and not is_folder:
+        raise UsageError(f"{path} is a folder. Give the path of a file.")
+    if is_link(path):
+        raise UsageError(f"Cannot write {path}: it is a symbolic link; remove it, or give another path.")
+    existing = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if (existing != path or is_folder) and not existing.is_dir():
+        raise UsageError(f"Cannot write {path}: {existing} is not a folder.")
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"Cannot write {file}: permission denied.")
-    return file
+        raise UsageError(f"Cannot write {path}: permission denied.")
+    return path
 
 
 JsonOption = Annotated[

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from stepspec.base.files import find_data_file
+from stepspec.cli.figures import CsvOption, PlotsOption, write_csv, write_plots
 from stepspec.cli.options import policy_option
 from stepspec.cli.output import JsonOption, finish
-from stepspec.errors import UsageError
+from stepspec.cli.progress import make_meter
 from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
 from stepspec.evaluation.replay.path import make_path
-from stepspec.loop.calibrated import setting_at, settings_of
-from stepspec.loop.policy import Policy, load_policy
+from stepspec.evaluation.run import calibrated_settings, load_named
+from stepspec.loop.calibrated import setting_at
 
 
 def main(
@@ -27,31 +27,53 @@ def main(
         Path | None, typer.Option(metavar="FILE", help="Costs of other hardware, from 'stepspec costs models'.")
     ] = None,
     json_file: JsonOption = None,
+    csv_file: CsvOption = None,
+    plots: PlotsOption = None,
 ) -> None:
     """Estimate the speed of policies from the recorded steps of a run, in seconds and without a model."""
     hardware = None if costs is None else read_costs(costs)
-    policies: dict[str, Policy] = {}
-    for each in policy:
-        name = find_data_file("policies", each).stem
-        if name in policies:
-            raise UsageError(f"There are two policies called {name!r}. Rename one.")
-        policies[name] = load_policy(each)[0]
+    policies = {name: each for name, (each, _) in load_named(policy).items()}
     recordings = read_recordings(run)
     for name, each in policies.items():
-        setting = setting_at(settings_of(each, recordings.run.pair, record=True), recordings.run.temperature)
+        settings = calibrated_settings(name, each, recordings.run.pair, record=True)
+        setting = setting_at(settings, recordings.run.temperature)
         policies[name] = each if setting is None else setting.applied(each)
     if sweep:
-        for name, each in list(policies.items()):
-            for setting in make_path(name, each, recordings):
-                words = [*(f"{value:g}" for value in setting.thresholds.values())]
-                words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
-                policies[f"{name} {'/'.join(words)}"] = setting.policy
+        with make_meter() as meter:
+            for name, each in list(policies.items()):
+                meter.begin(f"settings of {name}")
+                for setting in make_path(name, each, recordings, show=meter.show):
+                    words = [*(f"{value:g}" for value in setting.thresholds.values())]
+                    words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
+                    policies[f"{name} {'/'.join(words)}"] = setting.policy
     replayed = replay(policies, recordings, hardware)
     best = front(replayed)
     figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]
     shown = [{name: each[name] for name in each if name != "likely_correct"} for each in figures]
     conditions = {"benchmark": recordings.run.benchmark, "temperature": recordings.run.temperature}
     finish([_table(replayed, best), *_notes(replayed, sweep=sweep)], conditions | {"policies": shown}, json_file)
+    write_csv([_figures(each, best) for each in replayed], csv_file)
+    if plots is not None:
+        from stepspec.evaluation.report.plots import replay_plot  # loads matplotlib
+
+        write_plots(((plot.title, plot) for plot in replay_plot(replayed)), plots)
+
+
+def _figures(each: Replayed, best: list[str]) -> dict[str, object]:
+    """Return the row of the CSV file."""
+    low, high = each.speedup_ci or (None, None)
+    return {
+        "policy": each.name,
+        "requests": each.num_requests,
+        "speedup": each.speedup,
+        "speedup low": low,
+        "speedup high": high,
+        "speedup vs token": each.speedup_vs_token,
+        "steps accepted": each.step_acceptance,
+        "same texts": each.on_policy,
+        "departure": each.departure,
+        "front": each.name in best,
+    }
 
 
 def _table(replayed: list[Replayed], best: list[str]) -> Table:

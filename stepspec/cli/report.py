@@ -16,6 +16,7 @@ from stepspec.evaluation.records import Summary
 from stepspec.evaluation.runs import find_runs, has_gone_on, read_run, read_summary
 
 with from_extra("eval", "stepspec report"):
+    from stepspec.cli.figures import CsvOption, PlotsOption, write_figures
     from stepspec.evaluation.calibrate.folder import read_results
     from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
     from stepspec.evaluation.report.markdown import markdown_report
@@ -37,6 +38,8 @@ def main(
         Path | None, typer.Option(metavar="FILE", help="File for the Markdown of all runs. Default: RUN/report.md.")
     ] = None,
     prices: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file of prices, to report costs.")] = None,
+    csv_file: CsvOption = None,
+    plots: PlotsOption = None,
     traces: Annotated[
         bool, typer.Option("--traces/--no-traces", help="Include the text of the steps in the page.")
     ] = True,
@@ -56,6 +59,7 @@ def main(
     for file, folders in pages.items():
         found = [calibrations[folder] for folder in folders if folder in calibrations]
         _write(file, make_page([each for folder in folders for each in reports[folder]], found))
+    write_figures(everything, csv_file, plots)
 
 
 def _read(folder: Path, prices: Path | None, traces: bool) -> list[Source]:

@@ -207,6 +207,7 @@ async def judge_steps(
         output.write("\n")  # a killed process may have left an incomplete line
         for solution in solutions:
             await pair.forget()
+            num_stored = len(stored)
             reader = _SolutionReader(pair, solution)
             for (index, label), (name, judge) in product(enumerate(solution.judged), judges.items()):
                 if judge.draft_needs and reader.draft_ids is None:
@@ -222,7 +223,8 @@ async def judge_steps(
                     output.flush()
                 found[name].append((stored[key], label, solution.question))
             done += len(solution.judged)
-            show(None, done, total)
+            if len(stored) > num_stored or done == total:  # those of an earlier run would make the rest look fast
+                show(None, done, total)
     return [_figures(name, judge, found[name]) for name, judge in judges.items()], errors
 
 

@@ -5,6 +5,7 @@ with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summa
 If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -70,6 +71,9 @@ class Conditions(Record):
 
 BASELINE = "target"
 """The policy that all others are compared with: the target alone."""
+
+VARIANT = re.compile(r".+?:[\w.-]+=")
+"""The beginning of the name of a variant, see `stepspec.evaluation.run.variants`."""
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
 Reading = Literal["strict", "flexible"]

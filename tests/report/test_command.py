@@ -1,17 +1,21 @@
 """`stepspec report`: tables on the terminal, output files and error messages."""
 
+import csv
 import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
+from commands import stepspec
+from make_runs import POLICIES as ALL_POLICIES
 from make_runs import make_run
 from markdown_it import MarkdownIt
 from typer.testing import CliRunner, Result
 
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import StepSpecError, UsageError
+from stepspec.evaluation.report.figures import GROUPS
 from stepspec.evaluation.run import summarise
 
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
@@ -68,6 +72,58 @@ def test_files_go_to_the_given_paths_and_all_include_prices(tmp_path: Path) -> N
         "EUR per problem" in output for output in (result.stdout, page.read_text("utf-8"), text.read_text("utf-8"))
     )
     assert not list((tmp_path / "run").glob("report.*"))
+
+
+def test_figures_are_written_as_csv_and_plots_as_svg(tmp_path: Path) -> None:
+    for concurrency in (4, 16):
+        make_run(40, concurrency=concurrency).write(tmp_path / "runs" / f"c{concurrency}")
+    prices = tmp_path / "prices.toml"
+    prices.write_text('currency = "EUR"\nper_machine_hour = 3', "utf-8")
+    file, folder = tmp_path / "new" / "figures.csv", tmp_path / "plots"
+    stdout = report(tmp_path / "runs", "--csv", file, "--plots", folder, "--prices", prices).stdout
+    assert f"Wrote {file}." in stdout
+    with file.open(newline="") as stream:
+        rows = {(row["concurrency"], row["policy"]): row for row in csv.DictReader(stream)}
+    assert len(rows) == 2 * len(ALL_POLICIES)
+    titles = {column.title for columns in GROUPS.values() for column in columns}
+    apart = {"lost, won", "latency", "to the first thought", "to the first answer", "longest gap"}
+    heads = {*rows["4", "token"]}
+    assert titles - apart <= heads
+    assert {"lost", "won", "latency p99", "accuracy low", "speedup high", "EUR per problem"} <= heads
+    made = make_run(40, concurrency=4)
+    for name, policy in summarise(made.run, made.rows, made.blocks).policies.items():
+        row = rows["4", name]
+        assert float(row["accuracy"]) == policy.accuracy
+        assert (float(row["accuracy low"]), float(row["accuracy high"])) == policy.accuracy_ci
+        assert float(row["speedup"]) == policy.speedup_vs_target
+        assert row["steps accepted"] == ("" if policy.step_acceptance is None else str(policy.step_acceptance))
+        assert float(row["EUR per problem"]) > 0
+    assert {row["front"] for row in rows.values()} == {"True", "False"}
+    plots = {each.name for each in folder.iterdir()}
+    assert f"Wrote {len(plots)} plots to {folder}." in stdout
+    assert {"concurrency-4-all-policies-accuracy-against-speed.svg", "throughput.svg"} <= plots
+    assert all(each.read_text("utf-8").startswith("<svg") for each in folder.iterdir())
+
+
+@pytest.mark.parametrize("command", [["report", STORED], ["eval", "gsm-mini"], ["judge-bench", "x"], ["replay", "x"]])
+def test_a_path_for_figures_that_cannot_be_written_is_refused_before_the_work(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    policy = [] if command[0] == "report" else ["--policy", "two-level"]
+    for option, path, complaint in (
+        ("--csv", tmp_path, f"{tmp_path} is a folder. Give the path of a file."),
+        ("--csv", tmp_path / "file" / "figures.csv", f"{tmp_path / 'file'} is not a folder."),
+        ("--csv", tmp_path / "link", "it is a symbolic link"),
+        ("--csv", "--plots", "--csv takes a path, got '--plots'"),
+        ("--plots", tmp_path / "file", f"{tmp_path / 'file'} is not a folder."),
+        ("--plots", tmp_path / "file" / "plots", f"{tmp_path / 'file'} is not a folder."),
+    ):
+        done = stepspec(*command, *policy, option, path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert complaint in done.stderr
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "link"}
 
 
 def test_the_stored_runs_are_reported(tmp_path: Path) -> None:

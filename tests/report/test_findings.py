@@ -5,7 +5,8 @@ from make_runs import POLICIES, make_run
 from test_tables import STEPSPEC, SUMMARY, TARGET
 
 from stepspec.evaluation.records import EngineRecord, Matched, PolicyRecord, Summary
-from stepspec.evaluation.report.findings import differing_conditions, findings
+from stepspec.evaluation.report import closing_table
+from stepspec.evaluation.report.findings import differing_conditions, findings, front
 
 MADE = make_run(2).run
 ALWAYS = PolicyRecord(text="", sha256="0", kind="step")
@@ -47,6 +48,26 @@ def test_a_faster_policy_is_named_with_its_loss_of_accuracy() -> None:
     assert "lost – and won – of 1,000 problems" in old
     for changes in ({"speedup_vs_target_ci": (0.9, 3.1)}, {"no_speed": "it answered none of the 9 requests"}):
         assert "Faster" not in " ".join(findings(RUN, summary("token", **changes)).details)
+
+
+def test_a_run_with_variants_says_which_policies_are_on_the_front() -> None:
+    slow, fast = "token:token.num_tokens=2", "token:token.num_tokens=4"
+    policies = {
+        "target": TARGET,
+        slow: TARGET.model_copy(update={"speedup_vs_target": 1.4}),
+        fast: TARGET.model_copy(update={"speedup_vs_target": 1.5}),
+        "two-level": STEPSPEC,
+        "draft": STEPSPEC.model_copy(update={"speedup_vs_target": 9.0, "no_speed": "it answered nothing"}),
+    }
+    found = SUMMARY.model_copy(update={"policies": policies, "matched": None})
+    assert front(found) == [fast, "two-level"]
+    sentence = f"On the front of accuracy and speed, by the measured values alone: {fast} and two-level."
+    assert sentence in findings(RUN, found).details
+    assert closing_table(found).caption is not None
+    assert sentence in str(closing_table(found).caption)
+    without = {"target": TARGET, "two-level": STEPSPEC}
+    assert "front" not in " ".join(findings(RUN, SUMMARY.model_copy(update={"policies": without})).details)
+    assert front(SUMMARY.model_copy(update={"policies": {"target": TARGET}})) == []
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", True), (None, True)])

@@ -12,9 +12,9 @@ from stepspec.evaluation.records import Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.bars import fates
-from stepspec.evaluation.report.plots.tradeoff import pareto_front
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.run import summarise
+from stepspec.evaluation.stats import pareto_front
 
 NASTY = "$x_1$ </text><script>"
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"

@@ -96,8 +96,12 @@ def policy_pairs(a: RunRecord, b: RunRecord, named: Sequence[str] = ()) -> list[
         return common
     pairs: list[tuple[str, str]] = []
     for name in named:
-        left, _, right = name.partition("=")
-        pairs.append((_known("A", a, left), _known("B", b, right or left)))
+        # Names of variants contain equal signs too.
+        splits = [(name[:at], name[at + 1 :] or name[:at]) for at, letter in enumerate(name) if letter == "="]
+        known = [(left, right) for left, right in splits if left in a.policies and right in b.policies]
+        whole = [(name, name)] if name in a.policies or name in b.policies else []
+        left, right = next(iter([*known, *whole, *splits]), (name, name))
+        pairs.append((_known("A", a, left), _known("B", b, right)))
     return pairs
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from stepspec.base.files import whole_file
+from stepspec.base.files import name_for_file, whole_file
 from stepspec.evaluation.export.source import ExportedRun
 from stepspec.evaluation.records import ResultRow, RunRecord, Status, StepRecord, Trace
 from stepspec.evaluation.runs import reasoning
@@ -78,8 +78,8 @@ class _InspectLog:
     def __init__(self, source: ExportedRun, policy: str, folder: Path) -> None:
         self._source, self._run, self._policy = source, source.run, policy
         self._model = f"stepspec/{source.model(policy)}"
-        names = (source.run.started.replace(":", "-"), source.run.benchmark, policy, source.id(policy))
-        self.file = folder / ("_".join(name.replace("_", "-").replace("/", "-") for name in names) + ".json")
+        names = (source.run.started, source.run.benchmark, policy, source.id(policy))
+        self.file = folder / ("_".join(name_for_file(name).replace("_", "-") for name in names) + ".json")
         self.num_samples = self.num_texts = 0
 
     def head(self) -> dict[str, Any]:

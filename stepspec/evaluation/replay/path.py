@@ -8,7 +8,7 @@ it keeps of the draft departs from the target.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
@@ -45,8 +45,16 @@ class Setting:
     replayed: Replayed
 
 
-def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) -> list[Setting]:
+def make_path(
+    name: str,
+    policy: Policy,
+    recordings: Recordings,
+    seed: int = 0,
+    show: Callable[[None, int, int], None] = lambda row, done, total: None,
+) -> list[Setting]:
     """Return the settings of a policy to test, the most careful first. Must not be called from an event loop.
+
+    `show` is called with the number of replayed settings and of all.
 
     Raises:
         UsageError: the policy has no threshold, or no recorded step has a score.
@@ -61,7 +69,7 @@ def make_path(name: str, policy: Policy, recordings: Recordings, seed: int = 0) 
         settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
     if not settings:
         raise UsageError("No threshold above reject_below accepts a recorded step. Remove reject_below, or lower it.")
-    found = replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
+    found = replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed, show=show)
     order = {each.name: (departure, each.wall_s) for each, departure in zip(found, departures(found), strict=True)}
     ordered = sorted(found, key=lambda each: order[each.name])
     chosen: list[Replayed] = []

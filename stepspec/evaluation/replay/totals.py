@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from stepspec.evaluation.replay.decisions import (
     scores_of,
 )
 from stepspec.evaluation.replay.recordings import Key, RecordedRequest, Recording, Recordings
-from stepspec.evaluation.stats import Interval, ratio_of_sums
+from stepspec.evaluation.stats import Interval, pareto_front, ratio_of_sums
 from stepspec.loop.policy import Policy
 
 ENOUGH_WRITTEN = 200
@@ -57,7 +57,11 @@ class Replayed:
 
 
 def replay(
-    policies: Mapping[str, Policy], recordings: Recordings, costs: HardwareCosts | None = None, seed: int = 0
+    policies: Mapping[str, Policy],
+    recordings: Recordings,
+    costs: HardwareCosts | None = None,
+    seed: int = 0,
+    show: Callable[[None, int, int], None] = lambda row, done, total: None,
 ) -> list[Replayed]:
     """Replay policies over the recorded steps of a run. Must not be called from an event loop.
 
@@ -68,12 +72,17 @@ def replay(
         recordings: the run.
         costs: the measured costs of other hardware; None for the times of the run.
         seed: random seed of the intervals.
+        show: is called with the number of replayed policies and of all.
 
     Raises:
         UsageError: recorded steps cannot say what a policy does.
     """
-    known = _Scores()
-    return [_replay(name, policy, recordings, costs, seed, known) for name, policy in policies.items()]
+    known, replayed = _Scores(), list[Replayed]()
+    for name, policy in policies.items():
+        show(None, len(replayed), len(policies))
+        replayed.append(_replay(name, policy, recordings, costs, seed, known))
+    show(None, len(replayed), len(policies))
+    return replayed
 
 
 class _Scores:
@@ -333,8 +342,5 @@ def front(replayed: Sequence[Replayed]) -> list[str]:
     """Return the names of the policies of which no other one is as fast and as close to the target."""
 
     points = [(each.speedup, -departure) for each, departure in zip(replayed, departures(replayed), strict=True)]
-
-    def beaten(point: tuple[float, float]) -> bool:
-        return any(each != point and each[0] >= point[0] and each[1] >= point[1] for each in points)
-
-    return [each.name for each, point in zip(replayed, points, strict=True) if not beaten(point)]
+    best = pareto_front(points)
+    return [each.name for each, point in zip(replayed, points, strict=True) if point in best]

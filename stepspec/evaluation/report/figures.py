@@ -2,10 +2,32 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any
 
-from stepspec.evaluation.records import PolicySummary, Summary
+from stepspec.evaluation.records import Percentiles, PolicySummary, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import UNKNOWN, Cell
+
+
+@dataclass(frozen=True)
+class FigureFormat:
+    """How tables write a figure, and the names of its numbers in a CSV file, in which {} is its title."""
+
+    cell: Callable[[Any], Cell] | Callable[[Any, Any], Cell]
+    names: Sequence[str] = ("{}",)
+
+
+WITH_INTERVAL = ("{}", "{} low", "{} high")
+SHARE = FigureFormat(cells.percent_with_interval, WITH_INTERVAL)
+GAIN = FigureFormat(partial(cells.percent_with_interval, sign="+"), WITH_INTERVAL)
+PERCENT = FigureFormat(lambda share: (cells.percent(share), ""))
+RATIO = FigureFormat(cells.times, WITH_INTERVAL)
+NUMBER = FigureFormat(cells.number)
+SIGNIFICANT = FigureFormat(lambda number: (cells.significant(number), ""))
+PERCENTILES = FigureFormat(cells.percentiles, ("{} p50", "{} p90", "{} p99"))
+OF_ROWS = FigureFormat(lambda part, rows: (f"{part:,} of {rows:,}", ""))
 
 
 @dataclass(frozen=True)
@@ -14,8 +36,22 @@ class Column:
 
     title: str
     meaning: str
-    cell: Callable[[PolicySummary], Cell]
+    value: Callable[[PolicySummary], tuple[Any, ...]]
+    """Returns the arguments of `form`."""
+    form: FigureFormat
     is_speed: bool = False
+
+    def cell(self, policy: PolicySummary) -> Cell:
+        """Return the figure as tables write it."""
+        return self.form.cell(*self.value(policy))
+
+    def numbers(self, policy: PolicySummary) -> dict[str, object]:
+        """Return the numbers of the figure by their names in a CSV file; None if unknown."""
+        found = list[Any]()
+        for value in self.value(policy):
+            parts = [*value.model_dump().values()] if isinstance(value, Percentiles) else value
+            found += parts if isinstance(parts, list | tuple) else [parts]
+        return dict(zip_longest((name.format(self.title) for name in self.form.names), found[: len(self.form.names)]))
 
     def is_struck(self, policy: PolicySummary) -> bool:
         """Return whether the figure is a speed that does not count. Tables show it struck through."""
@@ -29,77 +65,98 @@ class Extra:
     title: str
     meaning: str
     cells: Mapping[str, Cell]
+    numbers: Mapping[str, float]
+    """The known figures by policy."""
 
 
 ACCURACY = Column(
     "accuracy",
     "share of problems answered correctly, with Wilson's interval; failed requests are not correct",
-    lambda each: cells.percent_with_interval(each.accuracy, each.accuracy_ci),
+    lambda each: (each.accuracy, each.accuracy_ci),
+    SHARE,
 )
 STRICT_ACCURACY = Column(
     "accuracy (strict)",
     "accuracy in the strict reading, where a last number is no answer; all other figures are in the flexible one",
-    lambda each: cells.percent_with_interval(each.strict_accuracy, each.strict_accuracy_ci),
+    lambda each: (each.strict_accuracy, each.strict_accuracy_ci),
+    SHARE,
 )
 ACCURACY_GAIN = Column(
     "accuracy gain",
     "accuracy minus the target's on the same problems, in points, with Tango's interval",
-    lambda each: cells.percent_with_interval(each.accuracy_delta, each.accuracy_delta_ci, sign="+"),
+    lambda each: (each.accuracy_delta, each.accuracy_delta_ci),
+    GAIN,
 )
 LOST_AND_WON = Column(
     "lost, won",
     "problems that only the target, and that only the policy answered correctly; with repeats, means",
-    lambda each: (UNKNOWN if each.lost is None else f"{each.lost:g}, {each.won:g}", ""),
+    lambda each: (each.lost, each.won),
+    FigureFormat(lambda lost, won: (UNKNOWN if lost is None else f"{lost:g}, {won:g}", ""), ("lost", "won")),
 )
 ACCURACY_KEPT = Column(
     "accuracy kept",
     "known to be kept: exact, or the upper bound of the loss, at 95% for all policies together, is at most one point",
-    lambda each: (each.accuracy_kept or UNKNOWN, ""),
+    lambda each: (each.accuracy_kept,),
+    FigureFormat(lambda words: (words or UNKNOWN, "")),
 )
 SPEEDUP = Column(
     "speedup",
     "wall time of the target over the policy's, on the same problems",
-    lambda each: cells.times(each.speedup_vs_target, each.speedup_vs_target_ci),
+    lambda each: (each.speedup_vs_target, each.speedup_vs_target_ci),
+    RATIO,
     is_speed=True,
 )
 SPEEDUP_VS_TOKEN = Column(
     "speedup vs token",
     "wall time of token-level speculation over the policy's",
-    lambda each: cells.times(each.speedup_vs_token, each.speedup_vs_token_ci),
+    lambda each: (each.speedup_vs_token, each.speedup_vs_token_ci),
+    RATIO,
     is_speed=True,
 )
 STEPS_PROPOSED = Column(
     "steps proposed",
     "steps that the draft proposed, of all steps",
-    lambda each: (
-        (UNKNOWN, "") if each.steps_proposed is None else (f"{each.steps_proposed:,}", f"({each.steps or 0:,} in all)")
+    lambda each: (each.steps_proposed, each.steps),
+    FigureFormat(
+        lambda proposed, steps: (UNKNOWN, "") if proposed is None else (f"{proposed:,}", f"({steps or 0:,} in all)"),
+        ("{}", "steps"),
     ),
 )
 STEPS_ACCEPTED = Column(
     "steps accepted",
     "share of the draft's judged steps that were accepted",
-    lambda each: cells.percent_with_interval(each.step_acceptance, each.step_acceptance_ci),
+    lambda each: (each.step_acceptance, each.step_acceptance_ci),
+    SHARE,
 )
 TOKENS_ACCEPTED = Column(
     "tokens accepted",
     "share of the tokens of token-level speculation that were accepted",
-    lambda each: (cells.percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
+    lambda each: (each.token_acceptance, each.token_level_exact),
+    FigureFormat(lambda share, exact: (cells.percent(share), "" if exact else "(not exact)")),
 )
 TOKENS_RELAXED = Column(
     "tokens relaxed",
     "share of committed tokens that only a relaxed rule accepts",
-    lambda each: (cells.percent(each.relaxed_share), ""),
+    lambda each: (each.relaxed_share,),
+    PERCENT,
 )
 TOKENS_PER_PASS = Column(
     "tokens per pass",
     "tokens committed per forward pass of the target",
-    lambda each: cells.number(each.tokens_per_target_pass),
+    lambda each: (each.tokens_per_target_pass,),
+    NUMBER,
 )
-LENGTH = Column("length", "tokens committed over the target's", lambda each: cells.times(each.length_ratio))
+LENGTH = Column(
+    "length",
+    "tokens committed over the target's; shorter texts alone make a policy faster",
+    lambda each: (each.length_ratio,),
+    RATIO,
+)
 JUDGING = Column(
     "judging",
     "share of the wall time in the judge and the controller, and in reading the prompt if a judge does that",
-    lambda each: (cells.percent(each.judge_controller_share), ""),
+    lambda each: (each.judge_controller_share,),
+    PERCENT,
 )
 
 COLUMNS: Sequence[Column] = (
@@ -120,91 +177,104 @@ COLUMNS: Sequence[Column] = (
 ACCURACY_WITHOUT_FAILED = Column(
     "accuracy without failed",
     "share answered correctly of the requests that did not fail",
-    lambda each: (
-        cells.percent_with_interval(each.accuracy_without_failed, each.accuracy_without_failed_ci)
-        if each.failed
-        else (UNKNOWN, "")
-    ),
+    lambda each: (each.accuracy_without_failed, each.accuracy_without_failed_ci) if each.failed else (None, None),
+    SHARE,
 )
 P_VALUE = Column(
     "p",
     "p-value of the difference in accuracy: McNemar's exact test, or with repeats a permutation test over problems",
-    lambda each: (cells.probability(each.accuracy_p), ""),
+    lambda each: (each.accuracy_p,),
+    FigureFormat(lambda p: (cells.probability(p), "")),
 )
 LOSS_BOUND = Column(
     "accuracy lost, at most",
     "one-sided 95% upper bound of the accuracy lost, in points; below zero it is a gain",
-    lambda each: (cells.percent(each.accuracy_loss_upper95, sign="+"), ""),
+    lambda each: (each.accuracy_loss_upper95,),
+    FigureFormat(lambda share: (cells.percent(share, sign="+"), "")),
 )
 SPEEDUP_MEDIAN = Column(
     "speedup, median",
     "median over problems of the ratio of wall times; long problems do not dominate it",
-    lambda each: cells.times(each.speedup_median, each.speedup_median_ci),
+    lambda each: (each.speedup_median, each.speedup_median_ci),
+    RATIO,
     is_speed=True,
 )
 LENGTH_WITH_INTERVAL = Column(
     "length",
     "tokens committed over the target's; shorter texts alone make a policy faster",
-    lambda each: cells.times(each.length_ratio, each.length_ratio_ci),
+    lambda each: (each.length_ratio, each.length_ratio_ci),
+    RATIO,
 )
 TOKENS_PER_S_RATIO = Column(
     "tokens/s",
     "tokens committed per second over the target's; the speedup is this over the length",
-    lambda each: cells.times(each.tokens_per_s_ratio, each.tokens_per_s_ratio_ci),
+    lambda each: (each.tokens_per_s_ratio, each.tokens_per_s_ratio_ci),
+    RATIO,
 )
 LATENCY = Column(
     "latency",
     "seconds of a request with waiting: median, 90th and 99th percentile",
-    lambda each: cells.percentiles(each.latency_s),
+    lambda each: (each.latency_s,),
+    PERCENTILES,
 )
 FIRST_THOUGHT = Column(
     "to the first thought",
     "seconds until the first reasoning step is committed, and a user sees it",
-    lambda each: cells.percentiles(each.first_step_s),
+    lambda each: (each.first_step_s,),
+    PERCENTILES,
 )
 FIRST_ANSWER = Column(
     "to the first answer",
     "seconds until the first chunk of the answer",
-    lambda each: cells.percentiles(each.first_answer_s),
+    lambda each: (each.first_answer_s,),
+    PERCENTILES,
 )
 LONGEST_GAP = Column(
     "longest gap",
     "longest time in a request between two steps or chunks of the answer",
-    lambda each: cells.percentiles(each.longest_gap_s),
+    lambda each: (each.longest_gap_s,),
+    PERCENTILES,
 )
 PROBLEMS_PER_S = Column(
     "problems/s",
     "problems finished per second at the run's concurrency, with idle time at the ends of blocks",
-    lambda each: (cells.significant(each.throughput and each.throughput.problems_per_s), ""),
+    lambda each: (each.throughput and each.throughput.problems_per_s,),
+    SIGNIFICANT,
     is_speed=True,
 )
 TOKENS_PER_S = Column(
     "committed tokens/s",
     "tokens committed per second, of all requests together",
-    lambda each: (cells.significant(each.throughput and each.throughput.tokens_per_s), ""),
+    lambda each: (each.throughput and each.throughput.tokens_per_s,),
+    SIGNIFICANT,
 )
 THROUGHPUT_RATIO = Column(
     "throughput",
     "problems per second over the target's",
     lambda each: (
-        cells.times(each.throughput.speedup_vs_target, each.throughput.speedup_vs_target_ci)
-        if each.throughput
-        else (UNKNOWN, "")
+        (each.throughput.speedup_vs_target, each.throughput.speedup_vs_target_ci) if each.throughput else (None, None)
     ),
+    RATIO,
     is_speed=True,
 )
-TRUNCATED = Column("truncated", "answers cut off by the token limit", lambda each: (_of_rows(each.truncated, each), ""))
-NO_ANSWER = Column("no answer", "texts in which no answer was found", lambda each: (_of_rows(each.no_answer, each), ""))
+TRUNCATED = Column(
+    "truncated", "answers cut off by the token limit", lambda each: (each.truncated, num_rows(each)), OF_ROWS
+)
+NO_ANSWER = Column(
+    "no answer", "texts in which no answer was found", lambda each: (each.no_answer, num_rows(each)), OF_ROWS
+)
 NOT_READ = Column(
     "not read",
     "answers that the grader could not read or gave up on; not correct",
-    lambda each: (_of_rows(each.parse_errors + each.timeouts, each), ""),
+    lambda each: (each.parse_errors + each.timeouts, num_rows(each)),
+    OF_ROWS,
 )
-FAILED = Column("failed", "requests that ended in an error; not correct", lambda each: (f"{each.failed:,}", ""))
-
-
-def _of_rows(part: int, policy: PolicySummary) -> str:
-    return f"{part:,} of {num_rows(policy):,}"
+FAILED = Column(
+    "failed",
+    "requests that ended in an error; not correct",
+    lambda each: (each.failed,),
+    FigureFormat(lambda number: (f"{number:,}", "")),
+)
 
 
 def num_rows(policy: PolicySummary) -> int:
@@ -253,16 +323,17 @@ def repeat_columns(summary: Summary) -> list[Column]:
     """Return a column for each figure of repeats; empty without repeats."""
     titles = dict.fromkeys(title for policy in summary.policies.values() for title in policy.at_k)
     return [
-        Column(title, AT_K[title.partition("@")[0]].format(title.partition("@")[2]), _at_k(title)) for title in titles
+        Column(title, AT_K[title.partition("@")[0]].format(title.partition("@")[2]), _at_k(title), SHARE)
+        for title in titles
     ]
 
 
-def _at_k(title: str) -> Callable[[PolicySummary], Cell]:
-    def cell(policy: PolicySummary) -> Cell:
+def _at_k(title: str) -> Callable[[PolicySummary], tuple[Any, ...]]:
+    def value(policy: PolicySummary) -> tuple[Any, ...]:
         found = policy.at_k.get(title)
-        return cells.percent_with_interval(found and found.value, found and found.ci)
+        return found and found.value, found and found.ci
 
-    return cell
+    return value
 
 
 def named(columns: Iterable[Column], summary: Summary) -> list[Column]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, VARIANT, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
-from stepspec.evaluation.stats import MatchedPolicy
+from stepspec.evaluation.stats import MatchedPolicy, pareto_front
 from stepspec.loop.result import NotProposed
 
 FEW_PROBLEMS = 100
@@ -41,6 +41,7 @@ def findings(run: RunRecord, summary: Summary) -> ReportFindings:
         f"{count(len(summary.policies), 'policy').replace('policys', 'policies')} on {named}, paired by problem.",
         *_accuracies(summary),
         *_faster_ones(summary),
+        *variants_on_front(summary),
         *draft_alone(run, summary),
     ]
     return ReportFindings(_headline(summary), details, _exactness(run, summary), list(_warnings(run, summary)))
@@ -49,6 +50,25 @@ def findings(run: RunRecord, summary: Summary) -> ReportFindings:
 def chosen_policy(summary: Summary) -> str | None:
     """Return the policy of the headline, or None if the run has no baseline."""
     return summary.matched.policy if summary.matched is not None else None
+
+
+def front(summary: Summary) -> list[str]:
+    """Return the policies that no other one matches or beats in accuracy and speed; none if only one has a speed."""
+    points = {
+        name: (policy.speedup_vs_target, policy.accuracy)
+        for name, policy in summary.policies.items()
+        if policy.speedup_vs_target is not None and policy.no_speed is None
+    }
+    best = pareto_front(points.values())
+    return [name for name, point in points.items() if point in best] if len(points) > 1 else []
+
+
+def variants_on_front(summary: Summary) -> list[str]:
+    """Return a sentence on the front, if the run has variants of policies."""
+    names = front(summary)
+    if not names or not any(map(VARIANT.match, summary.policies)):
+        return []
+    return [f"On the front of accuracy and speed, by the measured values alone: {_list(names)}."]
 
 
 def not_run(run: RunRecord) -> list[str]:

@@ -105,6 +105,7 @@ def cost_figure(known: Mapping[str, Cost], num_rows: Mapping[str, int], prices: 
         f"{prices.currency} per problem",
         f"mean cost at the given prices ({_in_words(prices)}); in parentheses, the share of rows with a known cost",
         {policy: _cell(known.get(policy), rows) for policy, rows in num_rows.items()},
+        {policy: cost.per_problem for policy, cost in known.items()},
     )
 
 

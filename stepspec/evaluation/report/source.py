@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from stepspec.evaluation.records import RunRecord, Summary
-from stepspec.evaluation.report.figures import Extra, num_rows
+from stepspec.evaluation.report.figures import GROUPS, Extra, num_rows, repeat_columns
+from stepspec.evaluation.report.findings import front
 from stepspec.evaluation.report.prices import Prices, cost_figure, costs
 from stepspec.evaluation.report.tally import RunTally
 from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, read_run
@@ -43,6 +45,27 @@ def read_source(folder: Path, summary: Summary, *, traces: bool = True, prices: 
         rows = {name: num_rows(policy) for name, policy in summary.policies.items()}
         extras.append(cost_figure(costs(iter_blocks(folder), prices), rows, prices))
     return Source(folder, read_run(folder), summary, RunTally.of(iter_rows(folder)), index, extras)
+
+
+def figure_rows(source: Source) -> list[dict[str, object]]:
+    """Return the figures of each policy of a run as numbers, by the titles of the tables."""
+    summary, best = source.summary, front(source.summary)
+    columns = [*chain(*GROUPS.values()), *repeat_columns(summary)]
+    about = source.run.model_dump(include={"benchmark", "temperature", "concurrency", "seed"})
+    return [
+        {
+            **about,
+            "reading": summary.reading,
+            "policy": name,
+            "problems": policy.n,
+            "rows": num_rows(policy),
+            **{title: number for column in columns for title, number in column.numbers(policy).items()},
+            **{extra.title: extra.numbers.get(name) for extra in source.extras},
+            "front": name in best,
+            "why no speed": policy.no_speed,
+        }
+        for name, policy in summary.policies.items()
+    ]
 
 
 def settings_of(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[str]:

@@ -9,7 +9,12 @@ from rich.text import Text
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known, named, repeat_columns
-from stepspec.evaluation.report.findings import not_run, speeds_that_do_not_count, steps_not_proposed
+from stepspec.evaluation.report.findings import (
+    not_run,
+    speeds_that_do_not_count,
+    steps_not_proposed,
+    variants_on_front,
+)
 
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
@@ -28,7 +33,7 @@ def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Se
     run = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
     title = Text(f"{run}: {cells.count(summary.n, 'problem')}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    if notes := [*speeds_that_do_not_count(summary), *steps_not_proposed(summary)]:
+    if notes := [*speeds_that_do_not_count(summary), *steps_not_proposed(summary), *variants_on_front(summary)]:
         table.caption, table.caption_justify = Text("\n".join(notes)), "left"
     table.add_column("")
     for name in summary.policies:

@@ -18,11 +18,12 @@ with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.run.folder import RunFolder
     from stepspec.evaluation.run.gauges import Gauges
     from stepspec.evaluation.run.merged_run import merge
-    from stepspec.evaluation.run.policies import LoadedPolicy, fit_policies, load_policies, token_policy
+    from stepspec.evaluation.run.policies import LoadedPolicy, fit_policies, load_named, load_policies, token_policy
     from stepspec.evaluation.run.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
     from stepspec.evaluation.run.runner import System
     from stepspec.evaluation.run.schedule import Part
     from stepspec.evaluation.run.summary import summarise, summary_of
+    from stepspec.evaluation.run.variants import calibrated_settings
 
 __all__ = [
     "EvalProblem",
@@ -38,10 +39,12 @@ __all__ = [
     "RunFolder",
     "RunSettings",
     "System",
+    "calibrated_settings",
     "conditions",
     "evaluate",
     "fit_policies",
     "load_benchmark",
+    "load_named",
     "load_policies",
     "load_problems",
     "merge",

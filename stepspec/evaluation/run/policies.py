@@ -6,16 +6,11 @@ from dataclasses import dataclass
 
 from stepspec.api.models import Pair
 from stepspec.api.policy_support import fit_policy
-from stepspec.base.files import find_data_file
-from stepspec.base.printable import printable
 from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE
+from stepspec.evaluation.run.variants import LoadedPolicy, load_variants
 from stepspec.loop.policy import Policy, load_policy
-
-LoadedPolicy = tuple[Policy, str]
-"""A policy and the text of its file."""
-
 
 TOKEN_LEVEL = """\
 # Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: sampled output has the
@@ -42,18 +37,28 @@ TOKEN_BASELINES = ("token", "lookup")
 """Baselines besides the target, in order of preference: token-level speculation by the draft, or by lookup."""
 
 
-def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
+def load_named(arguments: Iterable[str]) -> dict[str, LoadedPolicy]:
+    """Return policies and their variants by name, see `load_variants`.
+
+    Raises:
+        UsageError: a policy is unknown or invalid, or two share a name.
+    """
+    loaded: dict[str, LoadedPolicy] = {}
+    for argument in arguments:
+        found = load_variants(argument)
+        if twice := sorted(found.keys() & loaded.keys()):
+            raise UsageError(f"There are two policies called {twice[0]!r}; results need a name for each.")
+        loaded |= found
+    return loaded
+
+
+def load_policies(arguments: Iterable[str]) -> dict[str, LoadedPolicy]:
     """Return the policies of a run by name, always including the baseline `target`.
 
     Raises:
-        UsageError: a policy is unknown or invalid, two share a name, or `target` is not the target alone.
+        UsageError: see `load_named`; or `target` is not the target alone.
     """
-    loaded: dict[str, LoadedPolicy] = {}
-    for each in names:
-        name = printable(find_data_file("policies", each).stem)
-        if name in loaded:
-            raise UsageError(f"There are two policies called {name!r}; results need a name for each.")
-        loaded[name] = load_policy(each)
+    loaded = load_named(arguments)
     if "target" not in loaded:
         loaded = {"target": load_policy("target"), **loaded}
     if loaded["target"][0].kind() != "target":

@@ -15,6 +15,7 @@ from stepspec.base.extras import from_extra
 
 with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.stats.answers import Answered
+    from stepspec.evaluation.stats.front import pareto_front
     from stepspec.evaluation.stats.intervals import Interval, wilson, z_value
     from stepspec.evaluation.stats.judge_scores import MIN_CLASS, Area, Bin, auc, reliability
     from stepspec.evaluation.stats.matched import MatchedPolicy, corrected_confidence, fastest
@@ -47,6 +48,7 @@ __all__ = [
     "MatchedPolicy",
     "corrected_confidence",
     "fastest",
+    "pareto_front",
     "MIN_CLASS",
     "Area",
     "Bin",

@@ -1,15 +1,17 @@
 """Accuracy against speed, with intervals and the Pareto front."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib.transforms import Bbox
 
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
+from stepspec.evaluation.replay.totals import Replayed, departures
 from stepspec.evaluation.report.cells import joined, percent_with_interval, times
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.findings import not_run
 from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
+from stepspec.evaluation.stats import pareto_front
 
 _LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (1, -1)] + [
     (0, 17),
@@ -40,22 +42,43 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     ]
     if len(points) < 2:
         return
-    colours = series(list(summary.policies))
+    missing = f"\n(not run: {', '.join(names)})" if (names := not_run(run)) else ""
     with canvas() as chart:
-        _draw_front(chart, points)
-        for point in points:
-            _draw_point(chart, point, colours[point.name])
-        missing = f"\n(not run: {', '.join(names)})" if (names := not_run(run)) else ""
         chart.axes.set_xlabel(f"times as fast as the target alone{missing}")
         chart.axes.set_ylabel(f"{summary.named('correct answers')}, %")
-        chart.axes.margins(0.12, 0.15)
-        _draw_labels(chart, points, colours)
+        _draw(chart, points, series(list(summary.policies)))
         yield chart.plot(
             f"{key}-tradeoff",
             "Accuracy against speed",
             "Better is up and to the right; the bars are 95% intervals. Circles are exact, diamonds are not. "
             "The dashed line joins the policies that no other beats in both. Speeds that do not count are not shown.",
         )
+
+
+def replay_plot(replayed: Sequence[Replayed]) -> Iterator[Plot]:
+    """Yield a plot of replayed policies: departure from the target against speed, if there are at least two."""
+    points = [
+        _Point(each.name, each.speedup, -by, each.speedup_ci or (each.speedup, each.speedup), (-by, -by), False, tip)
+        for each, by in zip(replayed, departures(replayed), strict=True)
+        for tip in [f"{each.name}: {by:.3g}, {joined(times(each.speedup, each.speedup_ci))}"]
+    ]
+    if len(points) < 2:
+        return
+    has_nats = all(each.departure is not None for each in replayed)
+    with canvas() as chart:
+        chart.axes.set_xlabel("times as fast as the target alone, estimated")
+        chart.axes.set_ylabel("departure, nats a request" if has_nats else "steps accepted, share of the judged")
+        chart.axes.yaxis.set_major_formatter(lambda value, _: f"{0 - value:g}")
+        _draw(chart, points, series([each.name for each in replayed]))
+        yield chart.plot("replay", "Departure against speed", "Better is up and to the right.")
+
+
+def _draw(chart: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> None:
+    _draw_front(chart, points)
+    for point in points:
+        _draw_point(chart, point, colours[point.name])
+    chart.axes.margins(0.12, 0.15)
+    _draw_labels(chart, points, colours)
 
 
 def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:
@@ -67,15 +90,6 @@ def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:
     )
     x_interval = policy.speedup_vs_target_ci or (speedup, speedup)
     return _Point(name, speedup, 100 * policy.accuracy, x_interval, (100 * low, 100 * high), exact, tip)
-
-
-def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point matches or beats in both coordinates, from left to right."""
-    front: list[tuple[float, float]] = []
-    for x, y in sorted(set(points), reverse=True):
-        if not front or y > front[-1][1]:
-            front.append((x, y))
-    return front[::-1]
 
 
 def _draw_front(chart: Canvas, points: Sequence[_Point]) -> None:

@@ -146,6 +146,8 @@ class RunRecord(Record):
     num_problems: Count
     prompt_id: str
     prompt_version: str
+    first_prompt: str | None = None
+    """The first problem's prompt as the target reads it, with its special tokens."""
     policies: dict[Name, PolicyRecord]
     engines: dict[str, EngineRecord | None]
     pair: str

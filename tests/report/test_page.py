@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def test_the_page_opens_from_the_disk_with_a_finding_a_table_and_figures(
     figures = page.locator("figure svg").all()
     assert len(figures) == 5 + 1
     assert all(figure.bounding_box()["height"] > 100 for figure in figures[:3])
+
+
+def test_the_page_shows_the_prompt_of_the_first_problem(window: Open, made: MadeRun, tmp_path: Path) -> None:
+    prompt = "<|user|>What is <b>2 & 2</b>?<|end|>"
+    page = window(page_of(tmp_path, replace(made, run=made.run.model_copy(update={"first_prompt": prompt})))).page
+    page.get_by_text("The prompt of the first problem").click()
+    assert page.locator("details[open] pre").inner_text() == prompt
 
 
 def test_filters_match_the_rows(window: Open, file: Path, made: MadeRun) -> None:

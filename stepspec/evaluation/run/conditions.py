@@ -96,8 +96,10 @@ def conditions(
             notes=tuple(notes),
         )
 
+    tokenizer, first = pair.target.tokenizer, asked(benchmark, problems.problems[0].question)
     return RunRecord(
         num_problems=len(problems.problems),
+        first_prompt=tokenizer.decode(encode_request(tokenizer, first)),
         prompt_id=benchmark.prompt,
         policies={name: record(policy, text, calibrated.get(name, ())) for name, (policy, text) in policies.items()},
         engines=engine_records(pair),

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from evals.bench.certification import certified_settings
+from evals.bench.documents import calibrations_block
 from evals.training.gsm_mini import load_split
 from stepspec.api.models import Pair, load_pair
 from stepspec.api.session import StepSpec
@@ -33,7 +35,6 @@ from stepspec.evaluation.calibrate.calibration import CalibrationOutcome
 from stepspec.evaluation.calibrate.fixed_sequence import (
     LossLimits,
     by_problem,
-    certified_settings,
     problems_needed,
     status_of,
 )
@@ -41,7 +42,6 @@ from stepspec.evaluation.calibrate.records import Planned, Speed
 from stepspec.evaluation.calibrate.task import calibration_split
 from stepspec.evaluation.calibrate.words import prospects, sentences
 from stepspec.evaluation.records import PolicyRecord
-from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.run import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows, policy_of, read_run, read_summary

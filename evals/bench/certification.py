@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evals.bench import lab
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
-from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, certified_settings
+from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, status_of
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
@@ -189,6 +189,14 @@ def share_certified(
         paths = [[place] for place in range(len(losses))] if separately else [path]
         found += any(certified_settings(drawn[each, NUM_RECORDED:], limits) > 0 for each in paths)
     return found / simulations
+
+
+def certified_settings(losses: Floats, limits: LossLimits) -> int:
+    """Return how many settings of a path, [settings, N], are certified, from the first one on."""
+    for number, of_setting in enumerate(losses):
+        if status_of(of_setting, limits) != "certified":
+            return number
+    return len(losses)
 
 
 def _path(recorded: Floats, max_loss: float) -> NDArray[np.int64]:

@@ -33,10 +33,11 @@ from stepspec.capacity.plan import Sizing
 from stepspec.capacity.tables import assumptions, plan_rows, title_of
 from stepspec.errors import UsageError
 from stepspec.evaluation import judge_bench
+from stepspec.evaluation.calibrate.records import Calibrated
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import markdown_report
-from stepspec.evaluation.report.calibration import calibrations_block
-from stepspec.evaluation.report.cells import count, joined, percent_with_interval
+from stepspec.evaluation.report.calibration import path_rows
+from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent_with_interval, times
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
@@ -228,6 +229,32 @@ def _narrow_table(heads: Sequence[str], rows: Sequence[Sequence[str]], shown: Se
     """Return a Markdown table of some columns."""
     places = [heads.index(head) for head in shown]
     return markdown_table(shown, [[row[place] for place in places] for row in rows])
+
+
+def calibrations_block(folder: Path) -> str:
+    """Return a Markdown table of the calibrations in a folder: of each one the setting that it chose."""
+    head = (
+        *("pair", "benchmark", "temperature", "result", "thresholds", "problems", "loss at most", "accuracy"),
+        *("target's", "speedup", "speedup vs token"),
+    )
+    rows = [_chosen(Calibrated.model_validate_json(file.read_bytes())) for file in sorted(folder.glob("*.json"))]
+    return markdown_table(head, rows)
+
+
+def _chosen(results: Calibrated) -> Sequence[str]:
+    (row,) = (row for row in path_rows(results) if row[0] == results.chosen)
+    _, thresholds, _, _, *measured = row
+    identity, speed, target = results.identity, results.speed, results.engines["target"]
+    return (
+        target.name.removesuffix(" target") if target else UNKNOWN,
+        identity.benchmark,
+        f"{identity.temperature:g}",
+        "certified" if results.certified else "not certified",
+        thresholds,
+        *measured,
+        UNKNOWN if speed is None else joined(times(speed.vs_target, speed.vs_target_ci)),
+        UNKNOWN if speed is None else joined(times(speed.vs_token, speed.vs_token_ci)),
+    )
 
 
 def speeds_block(file: Path) -> str:

@@ -44,14 +44,6 @@ def loss_upper(losses: Floats, limits: LossLimits) -> float:
     return loss_upper_by_betting(losses, limits.num_planned, limits.confidence)
 
 
-def certified_settings(losses: Floats, limits: LossLimits) -> int:
-    """Return how many settings of a path, [settings, N], are certified, from the first one on."""
-    for number, of_setting in enumerate(losses):
-        if status_of(of_setting, limits) != "certified":
-            return number
-    return len(losses)
-
-
 def problems_needed(losses: Floats, limits: LossLimits) -> int | None:
     """Estimate how many problems would certify a setting, if its losses go on as they are; None if none would.
 

@@ -1,13 +1,12 @@
 """A calibration in reports: the tested settings with the bounds of their loss, and what was found."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from stepspec.evaluation.calibrate.records import Calibrated, Tested
-from stepspec.evaluation.report.cells import UNKNOWN, in_markdown, joined, times
+from stepspec.evaluation.report.cells import UNKNOWN, in_markdown
 from stepspec.evaluation.report.tables import markdown_table
 
 PATH_HEAD = ("setting", "thresholds", "predicted", "test", "problems", "loss at most", "accuracy", "target's")
@@ -35,32 +34,6 @@ def calibration_markdown(results: Calibrated) -> str:
         markdown_table(PATH_HEAD, path_rows(results)),
     ]
     return "\n\n".join(blocks) + "\n"
-
-
-def calibrations_block(folder: Path) -> str:
-    """Return a Markdown table of the calibrations in a folder: of each one the setting that it chose."""
-    head = (
-        *("pair", "benchmark", "temperature", "result", "thresholds", "problems", "loss at most", "accuracy"),
-        *("target's", "speedup", "speedup vs token"),
-    )
-    rows = [_chosen(Calibrated.model_validate_json(file.read_bytes())) for file in sorted(folder.glob("*.json"))]
-    return markdown_table(head, rows)
-
-
-def _chosen(results: Calibrated) -> Sequence[str]:
-    tested = next(each for each in results.path if each.setting.name == results.chosen)
-    identity, speed, target = results.identity, results.speed, results.engines["target"]
-    _, thresholds, _, _, *measured = _cells(tested)
-    return (
-        target.name.removesuffix(" target") if target else UNKNOWN,
-        identity.benchmark,
-        f"{identity.temperature:g}",
-        "certified" if results.certified else "not certified",
-        thresholds,
-        *measured,
-        UNKNOWN if speed is None else joined(times(speed.vs_target, speed.vs_target_ci)),
-        UNKNOWN if speed is None else joined(times(speed.vs_token, speed.vs_token_ci)),
-    )
 
 
 def _cells(tested: Tested) -> Sequence[str]:

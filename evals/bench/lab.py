@@ -412,13 +412,7 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
         [float(row.status == "correct") for row in each] for each in (own, [target[r.problem] for r in own])
     )
     paired = Paired.of(right, theirs)
-    # What a window relaxes depends on the number of drafted tokens.
     answers = [row.answer for row in own if row.answer is not None]
-    numbers = {how.num_drafted} if how.window else {how.num_drafted, *DRAFTED}
-    exact = [row.model_copy(update={"answer": None}) for row in target.values()]
-    target_tokens = sum(row.tokens for row in exact)
-    rounds = {number: num_rounds(own, number, num_rounds(exact, number) / target_tokens) for number in numbers}
-    speeds = [max((tokens / count / (1 + k * (c + r)), k) for k, count in rounds.items()) for c, r in COSTS]
     alone = {"target": [(1.0, 0)] * len(COSTS), "draft": []}
     return Figures(
         setting=own[0].setting,
@@ -431,8 +425,25 @@ def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
         refused=sum(row.trace.count(REFUSED) for row in own) / tokens,
         per_round=None if how.rule in alone else tokens / num_rounds(own, how.num_drafted),
         again=sum(end - first for first, end in answers) / tokens if len(answers) == len(own) else None,
-        speeds=alone.get(how.rule, speeds),
+        speeds=alone[how.rule] if how.rule in alone else speeds(own, [*target.values()], COSTS),
     )
+
+
+def speeds(own: Sequence[Row], target: Sequence[Row], costs: Sequence[tuple[float, float]]) -> list[tuple[float, int]]:
+    """Return a setting's speed for each cost, in times of the target alone, with its best number of drafted tokens.
+
+    Args:
+        own: the setting's rows.
+        target: those of the target.
+        costs: pairs as in `COSTS`.
+    """
+    how, tokens = own[0].how, sum(row.tokens for row in own)
+    # What a window relaxes depends on the number of drafted tokens.
+    numbers = {how.num_drafted} if how.window else {how.num_drafted, *DRAFTED}
+    exact = [row.model_copy(update={"answer": None}) for row in target]
+    target_tokens = sum(row.tokens for row in exact)
+    rounds = {number: num_rounds(own, number, num_rounds(exact, number) / target_tokens) for number in numbers}
+    return [max((tokens / count / (1 + k * (c + r)), k) for k, count in rounds.items()) for c, r in costs]
 
 
 def num_rounds(rows: Sequence[Row], num_drafted: int, for_token: float | None = None) -> float:
@@ -460,6 +471,20 @@ def all_figures(rows: Sequence[Row]) -> list[Figures]:
     The exact rule has the target's rows if it was not run: above temperature 0 its texts differ, but not their
     distribution.
     """
+    return [
+        figures(own, settings[BASELINE])
+        for settings in by_temperature(rows).values()
+        for own in settings.values()
+        if own.keys() & settings[BASELINE].keys()
+    ]
+
+
+def by_temperature(rows: Sequence[Row]) -> Mapping[float, Mapping[str, Mapping[str, Row]]]:
+    """Return the rows by temperature, setting and problem, with the exact rule among the settings.
+
+    Raises:
+        UsageError: the target has no rows.
+    """
     found: dict[float, dict[str, dict[str, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         found[row.temperature][row.setting][row.problem] = row
@@ -468,12 +493,7 @@ def all_figures(rows: Sequence[Row]) -> list[Figures]:
             raise UsageError(f"There are no rows of the setting {BASELINE!r}, which all others are compared with.")
         exact = {"how": Setting(rule="exact"), "setting": "exact"}
         settings.setdefault("exact", {key: row.model_copy(update=exact) for key, row in settings[BASELINE].items()})
-    return [
-        figures(own, settings[BASELINE])
-        for settings in found.values()
-        for own in settings.values()
-        if own.keys() & settings[BASELINE].keys()
-    ]
+    return found
 
 
 def fronts(found: Sequence[Figures]) -> Iterator[str]:

@@ -3,17 +3,30 @@
 # pyright: reportUnknownMemberType=false
 # matplotlib's functions are typed in part only.
 
-from collections.abc import Mapping
+import gzip
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from evals.bench import lab
 from evals.bench.conversation import Conversations, range_in_words
 from evals.bench.results import read_results
+from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.plots.canvas import Plot, canvas
+from stepspec.evaluation.report.plots.canvas import Plot, canvas, colour
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 
 PLOTS = Path("docs", "images", "plots")
 """Their folder in a checkout."""
+MAP_TEMPERATURE = 0.6
+MAP_COSTS: Sequence[float] = tuple(np.round(np.geomspace(0.05, 0.6, 16), 3).tolist())
+MACHINES = (
+    ("two CPU cores, int8", 0.26, 0.065),
+    ("GPU, 8B with 0.6B (estimate)", 0.20, 0.0),
+    ("GPU, 32B with 1.5B (estimate)", 0.09, 0.0),
+)
+"""Costs c and r as in `lab.COSTS`. Those of GPUs follow from the bytes of weights that a pass reads."""
 METHODS: Mapping[str, str] = {
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
@@ -21,7 +34,7 @@ METHODS: Mapping[str, str] = {
 
 
 def images(root: Path) -> dict[Path, str]:
-    """Return the plots of the documents as SVG, by file: accuracy against speed of the results, and speed by context.
+    """Return the plots of the documents as SVG, by file: accuracy against speed, and speed by context and by cost.
 
     Raises:
         UsageError: results are missing.
@@ -35,7 +48,39 @@ def images(root: Path) -> dict[Path, str]:
     for file in sorted((results / "conversation").glob("*.json")):
         found = Conversations.model_validate_json(file.read_text("utf-8"))
         plots[f"context-{file.stem}"] = speed_by_context(found)
+    lines = gzip.decompress((results / "lab" / "qwen-rows.jsonl.gz").read_bytes()).splitlines()
+    plots["speed-by-cost"] = speed_by_cost([lab.Row.model_validate_json(line) for line in lines])
     return {root / PLOTS / f"{name}.svg": plot.image() for name, plot in plots.items()}
+
+
+def speed_by_cost(rows: Sequence[lab.Row]) -> Plot:
+    """Return a plot of the speed of each rule by the cost of a drafted token, at temperature 0.6."""
+    found = lab.by_temperature(rows)[MAP_TEMPERATURE]
+    target = found[BASELINE]
+    shown = {name: lab.figures(own, target) for name, own in found.items() if name != BASELINE}
+    names = sorted(shown, key=lambda name: -shown[name].speeds[0][0])
+    colours = series(names)
+    with canvas(360) as chart:
+        axes = chart.axes
+        for name in names:
+            points = f" ({100 * shown[name].difference:+.1f} points)" if name != "exact" else ""
+            own = [found[name][problem] for problem in target if problem in found[name]]
+            known = lab.speeds(own, [*target.values()], [(c, 0.0) for c in MAP_COSTS])
+            axes.plot(MAP_COSTS, [speed for speed, _ in known], color=colour(colours[name]), label=f"{name}{points}")
+            for c, (speed, number) in zip(MAP_COSTS, known, strict=True):
+                tip = f"{name}, c = {c:.2f}: {speed:.2f}× with {number} drafted tokens"
+                chart.tip(axes.plot(c, speed, "o", color=colour(colours[name]), markersize=3)[0], tip)
+        for words, c, r in MACHINES:
+            speed = lab.speeds([*found["exact"].values()], [*target.values()], [(c, r)])[0][0]
+            axes.axvline(c, color=colour("line"), linewidth=1, zorder=0)
+            axes.text(c, axes.get_ylim()[1], f" {words}", rotation=90, va="top", ha="right", color=colour("muted"))
+            mark = axes.plot(c, speed, "D", color=colour("ink"), markersize=5)[0]
+            chart.tip(mark, f"exact on {words}: {speed:.2f}×")
+        axes.set_xlabel("cost c of a drafted token, in passes of the target")
+        axes.set_ylabel("times as fast as the target alone")
+        axes.set_ylim(bottom=1)
+        chart.figure.legend(loc="outside upper left", ncols=2)
+        return chart.plot("speed-by-cost", "Speed by the cost of a drafted token", "")
 
 
 def speed_by_context(found: Conversations) -> Plot:

@@ -147,9 +147,7 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     alone, together = report["results"]
     names = [each["name"] for each in alone["contenders"]]
     assert names[0] == "plain"
-    assert {"draft-model", "draft-model (4 drafted)", "prompt-lookup", "suffix", "early-exit", "transformers"} <= {
-        *names
-    }
+    assert {"draft-model", "draft-model (4 drafted)", "prompt-lookup", "suffix", "transformers"} <= {*names}
     contenders = [*alone["contenders"], *together["contenders"]]
     assert not any("assisted" in each["name"] for each in contenders), "it would accept nothing of a random draft"
     assert together["contenders"][1]["name"] == "plain, 1 at once"
@@ -198,7 +196,7 @@ def test_a_step_reads_no_text_again_at_any_context_length(tmp_path: Path) -> Non
         (("engine", "--shape", "mini", "--target", "torch:x"), "--shape makes its own models"),
         (("engine", "--draft", "torch:x"), "without a target"),
         (("engine", "--target", "http://x"), "torch:FOLDER_OR_NAME"),
-        (("engine", "--drafter", "medua"), "medusa"),
+        (("engine", "--drafter", "sufix"), "suffix"),
         (("engine", "--dtype", "int3"), "float32"),
         (("context", "--shape", "mini", "--target", "torch:x"), "--shape makes its own models"),
         (("published", "--target", "torch:nowhere", "--draft", "torch:nowhere"), "nowhere"),

@@ -17,7 +17,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.run import fit_policies, load_policies
 from stepspec.loop.policy import Policy, load_policy
 
-OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
+OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix"]
 NGRAM = "ngram, 3 tokens"
 RATIO = {"acceptance": "ratio", "threshold": 0.1}
 

@@ -71,8 +71,8 @@ async def test_without_forgetting_the_suffix_twins_differ_in_speed(pair: Pair) -
 
 def test_every_shipped_policy_and_drafter_is_copied(pair: Pair) -> None:
     plain, with_fixed = policies_to_copy(pair, fixed_too=False), policies_to_copy(pair, fixed_too=True)
-    assert plain.keys() == {*list_data_files("policies"), "suffix", "early-exit", "medusa"} - {"rsd"}  # needs a judge
-    online = {"token", "relaxed", "lookup", "two-level", "suffix", "early-exit", "medusa"}
+    assert plain.keys() == {*list_data_files("policies"), "suffix"} - {"rsd"}  # needs a judge
+    online = {"token", "relaxed", "lookup", "two-level", "suffix"}
     online |= {"always", "exact", "lookahead", "glimprouter", "specreason-decode", "speculative-thinking"}
     assert with_fixed.keys() - plain.keys() == {f"{name}-4" for name in online}
     assert all(with_fixed[f"{name}-4"][0].token.num_tokens == 4 for name in online)

@@ -176,13 +176,13 @@ def rounds(probe: Probe) -> Figures:
     for context in probe.contexts:
         for drafted in DRAFTED:
             draft = Draft(torch.zeros(1, drafted, dtype=torch.long, device=model.device), ())
-            verify = captured(decode.verify_and_accept, model.device, model.uses_graphs)
+            verify = captured(decode.verify_and_accept, model)
 
             def play(
                 drafted: int = drafted, context: int = context, verify: Any = verify, draft: Draft = draft
             ) -> None:
                 positions, (last, counts) = graph_inputs(model, [(0, context, 5, drafted)], drafted + 1)
-                verify(model, positions, last, counts, draft, how, decode.decide, False)[0].cpu()
+                verify(model, positions, last, counts, draft, how, decode.decide, False).cpu()
 
             since = time.perf_counter()
             play()
@@ -198,7 +198,7 @@ def drafting(probe: Probe) -> Figures:
     """The draft model: eight tokens in one loop, in milliseconds a token, and the kernels of the loop."""
     model, context = probe.model(probe.draft), probe.contexts[0]
     how = sampling.samplers([Sampling()], model.vocab_size, model.device)
-    loop = captured(draft_loop, model.device, model.uses_graphs)
+    loop = captured(draft_loop, model)
 
     def eight() -> None:
         positions, (before, last) = graph_inputs(model, [(0, context, 4, 5)], 9)

@@ -46,7 +46,7 @@ TOLERANCE = 0.03
 `order` only has to contain 1 in its interval: with 60 problems it varies by 2 to 4% by chance (`evals/LOG.md`)."""
 
 FIXED_TOKENS = 4
-OTHER_DRAFTERS: tuple[DrafterName, ...] = ("suffix", "early-exit", "medusa")
+OTHER_DRAFTERS: tuple[DrafterName, ...] = ("suffix",)
 """Drafters that no shipped policy uses."""
 
 COPY = "-again"

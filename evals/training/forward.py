@@ -30,8 +30,8 @@ def forward_hidden(
     ids: Tensor,
     positions: Tensor,
     mask: Tensor,
-    watched: Collection[int] = (),
-    tapped: Collection[int] = (),
+    watched: Collection[int],
+    tapped: Collection[int],
 ) -> Read:
     """Run sequences through a `LlamaForCausalLM`, with gradients for its parameters.
 

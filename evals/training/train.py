@@ -37,7 +37,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from evals.training.batches import PART, Batches
 from evals.training.forward import forward_hidden
 from evals.training.gsm_mini import load_split
-from evals.training.medusa import train_heads
 from evals.training.muon import Muon
 from evals.training.proposals import load_proposals
 from evals.training.recipes import RECIPES, Recipe, Stage
@@ -310,9 +309,6 @@ def _means(window: list[dict[str, torch.Tensor]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evals.training.train", description="Train the embedded pair.")
     parser.add_argument("--role", choices=list(RECIPES), help="model to train (default: the draft, then the target)")
-    parser.add_argument(
-        "--medusa", action="store_true", help="train Medusa heads for the existing target instead of a model"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
     parser.add_argument(
@@ -325,9 +321,6 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if arguments.medusa:
-        train_heads(arguments.output / "target", arguments.seed, device)
-        return
     arguments.checkpoints.mkdir(parents=True, exist_ok=True)
     for role in (arguments.role,) if arguments.role else ("draft", "target"):
         Trainer(role, RECIPES[role], arguments.seed, arguments.output, arguments.checkpoints, device).run()

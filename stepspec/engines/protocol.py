@@ -236,8 +236,6 @@ CALL_DRAFTERS: Mapping[str, str] = {
     "draft-model": "draft_model.DraftModel",
     "prompt-lookup": "lookup.PromptLookup",
     "suffix": "suffix.Suffix",
-    "early-exit": "draft_model.EarlyExit",
-    "medusa": "medusa.Medusa",
 }
 """Drafters that a call can select, if the engine supports them: the class in `torch_engine.drafters`."""
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from evals.training import muon, train
 from evals.training.batches import Batches, collate
 from evals.training.gsm_mini import NAMES, train_problem
-from evals.training.medusa import NUM_HEADS, loss_of, train_heads
 from evals.training.proposals import load_proposals
 from evals.training.recipes import RECIPES, Recipe, Stage
-from evals.training.sequences import NOT_LEARNED
 from evals.training.tokenizer import load_tokenizer
 from evals.training.train import (
     Heads,
@@ -28,9 +25,6 @@ from evals.training.train import (
     losses_of,
     totals_of,
 )
-from stepspec.engines.torch_engine.drafters.medusa_heads import FILE, MedusaHeads, load_heads
-from stepspec.engines.torch_engine.network import load_network
-from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.mini import WEIGHTS
 
 SMALL = Recipe(
@@ -201,33 +195,6 @@ def test_the_recipes_match_the_shipped_models() -> None:
         config = AutoModelForCausalLM.from_pretrained(WEIGHTS / role).config
         assert (config.hidden_size, config.intermediate_size) == (recipe.width, recipe.feed_forward)
         assert config.num_hidden_layers == recipe.stages[-1].layers
-
-
-def test_medusa_heads_are_trained_and_written_beside_the_weights(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    folder = tmp_path / "target"
-    shutil.copytree(WEIGHTS / "target", folder, ignore=shutil.ignore_patterns("medusa"))
-    train_heads(folder, seed=0, device="cpu", num_steps=3)
-    model = checked_model(load_network(str(folder), "cpu"), "target")
-    heads = load_heads(folder, model)
-    assert heads is not None
-    assert heads.heads.shape == (NUM_HEADS, model.vocab_size, model.network.config.hidden_size)
-    assert heads.blocks.any(), "training must change the blocks"
-    assert (folder / FILE).stat().st_size <= 4e6
-
-
-def test_each_medusa_head_learns_the_token_at_its_own_distance() -> None:
-    """Heads that predict the next tokens have no loss. Positions after the last target are ignored."""
-    targets = torch.tensor([[NOT_LEARNED, 3, 1, 2, NOT_LEARNED]])
-    heads = MedusaHeads(2, 5, 5)
-    hidden = torch.eye(5)[None]  # the hidden state is the one-hot position
-    with torch.no_grad():
-        for head, position, token in ((0, 1, 1), (0, 2, 2), (1, 1, 2)):
-            heads.heads[head, token, position] = 30.0
-    assert loss_of(heads, hidden, targets) < 1e-6
-    with torch.no_grad():
-        heads.heads[0, 4, 3] = 30.0  # no target after the last token
-    assert loss_of(heads, hidden, targets) < 1e-6
 
 
 def test_our_muon_takes_the_steps_of_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
 from tiny_models import (
     DRAFTED,
     generate,
@@ -33,7 +32,6 @@ from stepspec.engines.protocol import (
     Verify,
     collect,
 )
-from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio
@@ -78,15 +76,12 @@ async def test_a_row_emits_the_same_alone_and_among_others(network: PreTrainedMo
         assert costs[0] == costs[1], call
 
 
-@pytest.mark.parametrize("drafter", ["early-exit", "medusa", "prompt-lookup", "suffix"])
-async def test_with_every_drafter_a_row_emits_the_same_alone_and_among_others(
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "suffix"])
+async def test_with_lookup_drafters_a_row_emits_the_same_alone_and_among_others(
     network: PreTrainedModel, drafter: DrafterName
 ) -> None:
-    heads = MedusaHeads(3, network.config.hidden_size, network.config.vocab_size)
-    with torch.inference_mode():
-        heads.heads.copy_(0.5 * network.get_output_embeddings().weight.expand(3, -1, -1))
     calls = [replace(call, drafting=Drafting(drafter, 3)) for call in CALLS[::2]]
-    async with serving(make_model(network), heads=heads) as engine:
+    async with serving(make_model(network)) as engine:
         alone = [await call.run(engine) for call in calls]
         await engine.forget()
         together = await asyncio.gather(*(call.run(engine) for call in calls))

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from stepspec.engines.torch_engine.attention import runs_of_like_length
 from stepspec.engines.torch_engine.cache import FIRST_CAPACITY
 from stepspec.engines.torch_engine.model import Branch, CausalModel
-from stepspec.errors import UsageError
 
 ROUNDING = 2e-4
 """Difference between passes of different shapes, for logits of size 10 in float32."""
@@ -190,18 +189,6 @@ def test_a_branch_can_leave_the_trunk_anywhere(network: PreTrainedModel, model: 
         for number, each in enumerate(hidden):
             expected = slow_logits(network, prompt + trunk[: 5 - each] + branch)[-3:]
             assert torch.allclose(logits[5 + 3 * number :][:3], expected, atol=ROUNDING)
-
-
-def test_the_first_layers_share_the_cache_and_leave_it_valid(network: PreTrainedModel, model: CausalModel) -> None:
-    ids = random_ids(20)
-    model.extend([0], [ids[:10]])
-    early = model.first_layers(1)
-    (shallow,) = early.extend([0], [random_ids(4, 7)])
-    model.rollback(0, 10)
-    assert torch.allclose(model.extend([0], [ids[10:]])[0], slow_logits(network, ids)[10:], atol=ROUNDING)
-    with pytest.raises(UsageError, match="has 2 layers, so its first 2 cannot draft for it"):
-        model.first_layers(2)
-    assert shallow.shape == (4, model.vocab_size)
 
 
 def test_a_model_with_its_own_cache_shares_only_the_weights(network: PreTrainedModel, model: CausalModel) -> None:

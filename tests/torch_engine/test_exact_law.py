@@ -12,17 +12,15 @@ from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import Sampling
 from stepspec.engines.torch_engine.drafters import Drafter
-from stepspec.engines.torch_engine.drafters.draft_model import DraftModel, EarlyExit
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
-from stepspec.engines.torch_engine.drafters.medusa import Medusa
-from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import acceptance, residual
 
 PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that lookup drafters find likely drafts
 NUM_TEXTS = 2000
-DRAFTERS = ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"]
+DRAFTERS = ["draft-model", "prompt-lookup", "suffix"]
 SAMPLINGS = [
     Sampling(1.0),
     Sampling(0.7, top_p=0.85),
@@ -44,24 +42,17 @@ def draft(target: PreTrainedModel) -> PreTrainedModel:
     return noisy_copy(target, share=0.4)
 
 
-@torch.inference_mode()
 def make_drafter(name: str, model: CausalModel, draft: PreTrainedModel) -> Drafter:
     """A drafter whose guesses are neither always right nor always wrong."""
     if name == "draft-model":
         return DraftModel(make_model(draft), model.vocab_size, 500)
-    if name == "early-exit":
-        return EarlyExit(model, 1)
-    if name == "medusa":
-        heads = MedusaHeads(2, model.network.config.hidden_size, model.vocab_size)
-        heads.heads.copy_(0.5 * model.network.get_output_embeddings().weight.expand(2, -1, -1))
-        return Medusa(heads)
     return PromptLookup(model.device) if name == "prompt-lookup" else Suffix(model.device)
 
 
 def sampled_by_drafters() -> list[ParameterSet]:
     """Return each drafter with each way to sample. `make test` runs all ways with one drafter, and all drafters with
     one way."""
-    quick = {*product(["early-exit"], SAMPLINGS), *product(DRAFTERS, SAMPLINGS[:1])}
+    quick = {*product(["draft-model"], SAMPLINGS), *product(DRAFTERS, SAMPLINGS[:1])}
     return [
         pytest.param(*each, id=f"{each[0]}-{each[1]}", marks=[] if each in quick else [pytest.mark.soak])
         for each in product(DRAFTERS, SAMPLINGS)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, llama_config, make_heads, make_model, make_network, noisy_copy, serving, slow_greedy
+from tiny_models import VOCAB_SIZE, llama_config, make_model, make_network, noisy_copy, serving, slow_greedy
 
 from stepspec.engines.protocol import (
     Drafting,
@@ -24,7 +24,7 @@ NETWORK = make_network(llama_config())
 PROMPTS = [[number % VOCAB_SIZE, 7, number // VOCAB_SIZE] for number in range(24)]
 NUM_NEW = 20
 EXPECTED = [slow_greedy(NETWORK, prompt, NUM_NEW) for prompt in PROMPTS]
-DRAFTERS = ("none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa")
+DRAFTERS = ("none", "draft-model", "prompt-lookup", "suffix")
 
 
 async def some_call(engine: TorchEngine, rng: random.Random) -> None:
@@ -48,7 +48,7 @@ async def cancel_at_random(num_calls: int, seed: int) -> tuple[int, int]:
     """
     rng = random.Random(seed)
     model, drafter = make_model(NETWORK), make_model(noisy_copy(NETWORK, 0.1))
-    async with serving(model, drafter, heads=make_heads(model, 3)) as engine:
+    async with serving(model, drafter) as engine:
         stop, drafting = Stop(NUM_NEW), Drafting("draft-model", 4)
         every_slot = [
             engine.generate(Generate(TokenBuffer([1, 2, 3]), Sampling(), stop, drafting)) for _ in range(MAX_SLOTS)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
+from tiny_models import llama_config, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
 
 from stepspec.engines.protocol import (
     Drafting,
@@ -34,7 +34,7 @@ SEEN: dict[tuple[int, ...], torch.Tensor] = {}
 IDS = st.integers(0, 5)  # few ids, so that texts share prefixes
 DRAFTINGS = st.builds(
     Drafting,
-    st.sampled_from(["none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]),
+    st.sampled_from(["none", "draft-model", "prompt-lookup", "suffix"]),
     st.sampled_from([None, 1, 3, 5]),
 )
 
@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
         torch.set_num_threads(1)
         self.model, self.drafter = make_model(NETWORK), make_model(DRAFT)
         self.loop = asyncio.new_event_loop()
-        self.engine = TorchEngine(self.model, make_tokenizer(), self.drafter, heads=make_heads(self.model, 3))
+        self.engine = TorchEngine(self.model, make_tokenizer(), self.drafter)
 
     def teardown(self) -> None:
         self.wait(self.engine.aclose())

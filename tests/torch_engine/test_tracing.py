@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, make_config, make_heads, make_model, make_network, noisy_copy, random_ids
+from tiny_models import FAMILIES, make_config, make_model, make_network, noisy_copy, random_ids
 
 from stepspec.engines.protocol import Acceptance, Sampling
 from stepspec.engines.torch_engine.decode import decide, verify_and_accept
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
-from stepspec.engines.torch_engine.drafters.medusa import guess
 from stepspec.engines.torch_engine.graphs import graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import Samplers, Seen, samplers
@@ -82,13 +81,3 @@ def test_the_draft_loop_and_verification_are_traced_without_breaks(family: str, 
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts, detailed = torch.tensor([NUM_TOKENS, 1]), True  # with details, it does all that it does without them
     assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how, decide, detailed)
-
-
-@pytest.mark.parametrize("name", SAMPLINGS)
-@torch.inference_mode()
-def test_guesses_of_medusa_heads_are_traced_without_breaks(name: str) -> None:
-    model = make_model(make_network(make_config("llama")))
-    heads = make_heads(model, NUM_TOKENS)
-    how = how_for(name, model.vocab_size)
-    hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
-    assert_traced_without_breaks(guess, heads, hidden, torch.tensor(LENGTHS), NUM_TOKENS, how)

@@ -44,7 +44,6 @@ from stepspec.engines.protocol import (
     TokenChunk,
     collect,
 )
-from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.self_check import checked_model
@@ -180,14 +179,6 @@ def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool =
     return model
 
 
-@torch.no_grad()
-def make_heads(model: CausalModel, num_heads: int) -> MedusaHeads:
-    """Return Medusa heads with the weights of the target's own head, which are sometimes right."""
-    heads = MedusaHeads(num_heads, model.network.config.hidden_size, model.vocab_size)
-    heads.heads.copy_(model.network.get_output_embeddings().weight.expand(num_heads, -1, -1))
-    return heads
-
-
 def piece(token: int) -> str:
     """Return the text of a token: three characters, of which the middle one is unique to it."""
     return f"({chr(0x100 + token)})"
@@ -204,10 +195,9 @@ async def serving(
     model: CausalModel,
     drafter: CausalModel | None = None,
     end_ids: frozenset[int] = frozenset(),
-    heads: MedusaHeads | None = None,
 ) -> AsyncIterator[TorchEngine]:
     """Yield an engine, close it after the block, and check the caches."""
-    engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter, heads=heads)
+    engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter)
     try:
         yield engine
     finally:

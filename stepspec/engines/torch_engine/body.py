@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, ModuleList, Parameter
+from torch.nn import Linear, Parameter
 from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -58,10 +58,6 @@ class ModelBody(Protocol):
         """
         ...
 
-    def first_layers(self, num_layers: int) -> "ModelBody":
-        """Return the same body with only its first `num_layers` layers."""
-        ...
-
 
 def make_body(network: PreTrainedModel) -> ModelBody:
     """Return the network's layers, fused if `is_fusible` allows it."""
@@ -85,12 +81,6 @@ class AlibiBody:
         self.layers: Sequence[Any] = [*body.h]
         self._norm = body.ln_f
         self._slopes = alibi_slopes(network.config.n_head).to(network.device)
-
-    def first_layers(self, num_layers: int) -> "AlibiBody":
-        """Return the same body with only its first `num_layers` layers."""
-        short = copy.copy(self)
-        short.layers = self.layers[:num_layers]
-        return short
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         assert masks.keys is not None
@@ -123,12 +113,6 @@ class ModuleBody:
         self._slides = window_of(text) is not None
         self._by_type = "sliding_attention" in (getattr(text, "layer_types", None) or ())
 
-    def first_layers(self, num_layers: int) -> "ModuleBody":
-        """Return the same body with only its first `num_layers` layers."""
-        short = copy.copy(self)
-        short.modules = _shortened(self.modules, num_layers)
-        return short
-
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         mask: Any = masks.window if self._slides else masks.full
         if self._by_type:
@@ -152,17 +136,6 @@ def _slides(text: Any, index: int) -> bool:
     """Return whether a layer has a sliding window."""
     types = getattr(text, "layer_types", None)
     return window_of(text) is not None and (not types or types[index] == "sliding_attention")
-
-
-def _shortened(body: Any, num_layers: int) -> Any:
-    """Return a copy of the modules with only their first `num_layers` layers."""
-    short = copy.copy(body)
-    depth = body.config.num_hidden_layers
-    layers = {name: part for name, part in body.named_children() if isinstance(part, ModuleList) and len(part) == depth}
-    short._modules = body._modules | {name: part[:num_layers] for name, part in layers.items()}
-    short.config = copy.copy(body.config)
-    short.config.num_hidden_layers = num_layers
-    return short
 
 
 def make_head(network: PreTrainedModel) -> "FusedHead | Head":
@@ -347,12 +320,6 @@ class FusedBody:
     def read_by_row(self) -> None:
         """Have no pass with `Masks.rows`."""
         self._attend_in_slots = None
-
-    def first_layers(self, num_layers: int) -> "FusedBody":
-        """Return the same body with only its first `num_layers` layers."""
-        short = copy.copy(self)
-        short.layers = self.layers[:num_layers]
-        return short
 
     @property
     def matrices(self) -> Iterator[Matrix]:

@@ -40,8 +40,8 @@ def verify_and_accept(
     draft: Draft,
     how: Samplers,
     decide: Decide,
-    detailed: bool = False,
-) -> tuple[Tensor, Tensor]:
+    detailed: bool,
+) -> Tensor:
     """Run one pass of the target over each row's last token and its drafted tokens, and accept or reject these.
 
     Args:
@@ -55,9 +55,8 @@ def verify_and_accept(
         detailed: whether the outcome includes `sampling.details` of the emitted tokens.
 
     Returns:
-        The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
-        tokens; columns 1 to n + 1 are these tokens and the one that follows. A relaxed token x is stored as -x - 1. The
-        hidden states gave the last token.
+        The outcome, [B, K + 2]. Column 0, n, is the number of accepted tokens; columns 1 to n + 1 are these tokens and
+        the one that follows. A relaxed token x is stored as -x - 1.
         A detailed outcome is float64 with 2 * (K + 1) further columns, the details of each token.
     """
     hidden = target.read(positions, torch.cat([last[:, None], draft.tokens], 1))
@@ -72,8 +71,8 @@ def accept(
     draft: Draft,
     how: Samplers,
     decide: Decide,
-    detailed: bool = False,
-) -> tuple[Tensor, Tensor]:
+    detailed: bool,
+) -> Tensor:
     """Accept or reject drafted tokens by the hidden states [B, K + 1, W] of a pass over them.
 
     `starts` are the positions of the last tokens, [B]. The other arguments and what it returns are
@@ -86,12 +85,11 @@ def accept(
     num_kept, following, relaxed = decide(logits, draft, counts, starts + 1, how)
     index = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, index, following[:, None])
-    row_hidden = hidden.gather(1, index[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
     marked = emitted if relaxed is None else torch.where(pad(relaxed, (0, 1)), ~emitted, emitted)
     outcome = torch.cat([index, marked], 1)
     if detailed:  # float64 holds every token id, so one copy brings all of it to the host
         outcome = torch.cat([outcome.double(), sampling.details(own, emitted).flatten(1).double()], 1)
-    return outcome, row_hidden
+    return outcome
 
 
 def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> Decision:
@@ -129,9 +127,7 @@ def _relaxed(
     return found & (possible if how.greedy is None else possible | how.greedy[:, None])
 
 
-def write_next(
-    target: CausalModel, positions: Positions, last: Tensor, how: Samplers, detailed: bool = False
-) -> tuple[Tensor, Tensor]:
+def write_next(target: CausalModel, positions: Positions, last: Tensor, how: Samplers, detailed: bool) -> Tensor:
     """Write each row's next token, without drafted ones. The arguments and what it returns are `verify_and_accept`'s.
 
     It does less than that function for no drafted tokens. A model with a draft vocabulary samples within it.
@@ -146,7 +142,7 @@ def write_next(
     outcome = torch.cat([torch.zeros_like(tokens), tokens], 1)
     if detailed:
         outcome = torch.cat([outcome.double(), sampling.details(own, places).flatten(1).double()], 1)
-    return outcome, hidden[:, 0]
+    return outcome
 
 
 @dataclass
@@ -185,7 +181,7 @@ class Rounds:
         self._metrics = metrics
         self._clock = clock
         self._watch = Stopwatch(metrics, target.device, clock)
-        self._verify = captured(verify_and_accept, target.device, target.uses_graphs)
+        self._verify = captured(verify_and_accept, target)
         self._filler = filler
         self._rows: list[BatchRow] = []
         self._how: Samplers | None = None
@@ -252,13 +248,13 @@ class Rounds:
         with self._watch.time("verify", [row.metrics for row in alive]):
             detailed = any(row.details is not None for row in alive)
             if beside is not None:
-                outcome, hidden = self._read_beside(rows, draft, positions.starts, counts, how, beside, detailed)
+                outcome = self._read_beside(rows, draft, positions.starts, counts, how, beside, detailed)
             elif num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
                 # Both vary by round, and a captured pass must not see them.
                 device_draft = draft._replace(counts=(), passes=0)
-                outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
+                outcome = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
             else:
-                outcome, hidden = write_next(target, positions, last, how, detailed)
+                outcome = write_next(target, positions, last, how, detailed)
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:
@@ -289,7 +285,7 @@ class Rounds:
             if draft.passes:
                 each.passes["draft"] += draft.passes
         if drafter is not None:
-            drafter.observe(alive, hidden)
+            drafter.roll_back(alive)
 
     def _read_beside(
         self,
@@ -300,7 +296,7 @@ class Rounds:
         how: Samplers,
         beside: Reading,
         detailed: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Verify drafted tokens in a pass that reads other rows too. Returns what `verify_and_accept` does."""
         tokens = draft.tokens.tolist()
         own = [[row.last, *ids[:count]] for row, ids, count in zip(rows, tokens, draft.counts, strict=True)]

@@ -43,7 +43,6 @@ from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters, Parts
-from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads, load_heads
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel
@@ -117,7 +116,6 @@ class TorchEngine:
         tokenizer: HuggingFaceTokenizer,
         drafter: CausalModel | None = None,
         weights: str | None = None,
-        heads: MedusaHeads | None = None,
         budget: int | None = None,
         threads: int | None = None,
         default_sampling: Mapping[str, float] | None = None,
@@ -130,7 +128,6 @@ class TorchEngine:
             tokenizer: its tokenizer.
             drafter: a draft model, for token-level speculation.
             weights: hash of the model's weights, for results.
-            heads: Medusa heads of the model.
             budget: bytes of device memory for the caches; None uses most of the free memory.
             threads: CPU threads of the model and its drafter; see `default_threads` for None.
             default_sampling: the sampling that the model's files recommend.
@@ -145,7 +142,6 @@ class TorchEngine:
         self.model = model
         self._drafter = drafter
         self._drafter_tokenizer = drafter_tokenizer
-        self._heads = heads
         self._weights = weights
         self._threads = threads or default_threads(
             model.num_parameters, model.make_trial() if model.device.type == "cpu" else None
@@ -199,17 +195,17 @@ class TorchEngine:
         title = title or (Path(name).resolve().name if Path(name).exists() else name)
         name = model_folder(name)
 
-        def load() -> tuple[CausalModel, HuggingFaceTokenizer, MedusaHeads | None]:
+        def load() -> tuple[CausalModel, HuggingFaceTokenizer]:
             network = load_network(name, device, chosen)
             tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
             model = checked_model(network, title, vocabulary, quantize)
             model.shorten(options.max_model_len)
-            return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
+            return model, tokenizer
 
-        model, tokenizer, heads = run_in_thread(load)
+        model, tokenizer = run_in_thread(load)
         weights, sampling = weights_hash(name), default_sampling(name)
-        return cls(model, tokenizer, None, weights, heads, threads=options.threads, default_sampling=sampling)
+        return cls(model, tokenizer, None, weights, threads=options.threads, default_sampling=sampling)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
         """Return an engine for the same model with `draft`'s model as its token-level drafter.
@@ -228,7 +224,6 @@ class TorchEngine:
             self.tokenizer,
             drafter,
             self._weights,
-            self._heads,
             budget,
             self._threads,
             self.default_sampling,
@@ -251,7 +246,7 @@ class TorchEngine:
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
-        self._drafters = Drafters(Parts(self.model, self._drafter, self._heads, self._num_slots, tokenizers))
+        self._drafters = Drafters(Parts(self.model, self._drafter, self._num_slots, tokenizers))
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""

@@ -50,12 +50,12 @@ def bucket(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def captured(function: Callable[..., Result], device: torch.device, uses_graphs: bool = True) -> Callable[..., Result]:
-    """Return the function, captured if the device is CUDA and its model `uses_graphs`.
+def captured(function: Callable[..., Result], model: CausalModel) -> Callable[..., Result]:
+    """Return the function, captured if the model `uses_graphs` and is on a CUDA device.
 
     The thread's next call of any captured function may then overwrite its results.
     """
-    return Captured(function) if uses_graphs and device.type == "cuda" else function
+    return Captured(function) if model.uses_graphs and model.device.type == "cuda" else function
 
 
 class Captured:

@@ -165,31 +165,14 @@ class CausalModel:
 
     def with_own_cache(self) -> "CausalModel":
         """Return a model with the same weights and a separate cache."""
-        return self._twin(cache=SlotCache())
+        twin = object.__new__(CausalModel)
+        twin.__dict__ = self.__dict__ | {"cache": SlotCache()}
+        return twin
 
     def make_trial(self) -> Callable[[], object]:
         """Return a function that reads one more id, in a cache of its own, for measurements."""
         twin = self.with_own_cache()
         return torch.inference_mode()(lambda: twin.extend([0], [[0]]))
-
-    def first_layers(self, num_layers: int) -> "CausalModel":
-        """Return the model with only its first `num_layers` layers, over the same cache.
-
-        The full model overwrites what the short one writes to the cache.
-
-        Raises:
-            UsageError: `num_layers` is less than 1, or not less than the model's number of layers.
-        """
-        if not 0 < num_layers < self.num_layers:
-            raise UsageError(
-                f"{self.name} has {self.num_layers} layers, so its first {num_layers} cannot draft for it."
-            )
-        return self._twin(_body=self._body.first_layers(num_layers))
-
-    def _twin(self, **changes: Any) -> "CausalModel":
-        twin = object.__new__(CausalModel)
-        twin.__dict__ = self.__dict__ | changes
-        return twin
 
     def read(self, positions: Positions, ids: Tensor, branches: Tensor | None = None) -> Tensor:
         """Read ids into the cache, without changing `cache.lengths`.

@@ -21,7 +21,7 @@ class Drafters:
         """Check that the engine can use a drafter.
 
         Raises:
-            UsageError: the drafter needs a draft model, Medusa heads or layers that are missing.
+            UsageError: the drafter needs a draft model that is missing, or the target is quantized to int4.
         """
         if name in CALL_DRAFTERS and (missing := self._missing(name)) is not None:
             raise UsageError(missing)

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepspec.engines.protocol import Tokenizer
-from stepspec.engines.torch_engine.drafters.medusa_heads import MedusaHeads
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
@@ -46,7 +45,6 @@ class Parts(NamedTuple):
 
     target: CausalModel
     draft: CausalModel | None
-    heads: MedusaHeads | None
     max_slots: int
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     """Those of the draft and of the target, if their vocabularies differ."""
@@ -81,8 +79,8 @@ class Drafter(ABC):
             At most `counts[b]` tokens for row b; None if there is no proposal.
         """
 
-    def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
-        """Update the drafter after a round. `hidden` [B, W] are the hidden states that gave each row's newest token."""
+    def roll_back(self, rows: Sequence[BatchRow]) -> None:
+        """Drop what the drafter has read of rejected tokens, after a round."""
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """Read what the rows have written since the drafter last drafted for them, if the drafter reads at all.

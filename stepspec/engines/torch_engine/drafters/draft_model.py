@@ -1,6 +1,6 @@
-"""Drafting by a smaller model of the same vocabulary (arXiv:2211.17192), or by the first layers of the target."""
+"""Drafting by a smaller model of the same vocabulary (arXiv:2211.17192)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
-EARLY_SHARE = 4
-"""Early exit drafts with the first 1 / EARLY_SHARE of the target's layers, at least one."""
-
 
 class DraftModel(Drafter):
     """A draft model with its own cache. It reads a row's text only when a draft is requested."""
@@ -29,7 +26,7 @@ class DraftModel(Drafter):
         self._vocab_size = vocab_size
         self._table = SlotTable(model, max_slots)
         self._slots: dict[BatchRow, Slot] = {}
-        self._loop = captured(draft_loop, model.device, model.uses_graphs)
+        self._loop = captured(draft_loop, model)
 
     @classmethod
     def missing(cls, parts: Parts) -> str | None:
@@ -64,10 +61,31 @@ class DraftModel(Drafter):
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
         positions, (before, last) = graph_inputs(model, table, num_tokens)
-        tokens, distributions = _drafted(self._loop, model, positions, before, last, num_tokens, how, self._vocab_size)
+        tokens, distributions = self._drafted(positions, before, last, num_tokens, how)
         for slot, row in zip(slots, rows, strict=True):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
-        return Draft(tokens, counts, distributions, max(counts))
+        return Draft(tokens, counts, distributions, num_tokens)
+
+    def _drafted(
+        self, positions: Positions, before: Tensor, last: Tensor, num_tokens: int, how: Samplers
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `draft_loop` does, from the captured loop.
+
+        It captures the loop for powers of two and joins those, unless penalties depend on the tokens drafted before.
+        """
+        model, vocab_size = self._model, self._vocab_size
+        if not model.uses_graphs or how.seen is not None:  # then no other captured call follows before the verification
+            return self._loop(model, positions, before, last, num_tokens, how, vocab_size)
+        tokens, distributions = [last[:, None]], list[Tensor]()
+        done = 0
+        while done < num_tokens:
+            count = 1 << ((num_tokens - done).bit_length() - 1)
+            first = before if done == 0 else None
+            further, q = self._loop(model, positions.further(done), first, tokens[-1][:, -1], count, how, vocab_size)
+            tokens.append(further.clone())  # the next call may overwrite them
+            distributions.extend([] if q is None else [q.clone()])
+            done += count
+        return torch.cat(tokens[1:], 1), torch.cat(distributions, 1) if distributions else None
 
     def _slot(self, row: BatchRow) -> Slot:
         if row not in self._slots:
@@ -77,12 +95,8 @@ class DraftModel(Drafter):
             self._slots[row] = slot
         return self._slots[row]
 
-    def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
-        """See `Drafter.observe`."""
-        self._roll_back(rows)
-
-    def _roll_back(self, rows: Sequence[BatchRow]) -> None:
-        """Remove rejected tokens from the cache."""
+    def roll_back(self, rows: Sequence[BatchRow]) -> None:
+        """See `Drafter.roll_back`."""
         for row in rows:
             if row in self._slots:
                 slot = self._slots[row].index
@@ -98,39 +112,6 @@ class DraftModel(Drafter):
     def forget(self) -> None:
         """See `Drafter.forget`."""
         self._table.forget()
-
-
-class EarlyExit(Drafter):
-    """A drafter made of the target's first layers and its head (arXiv:2404.16710).
-
-    It writes to the target's cache. The target overwrites these positions when it verifies.
-    """
-
-    by_token = True
-
-    def __init__(self, target: CausalModel, num_layers: int) -> None:
-        self._model = target.first_layers(num_layers)
-        self._loop = captured(draft_loop, target.device, target.uses_graphs)
-
-    @classmethod
-    def missing(cls, parts: Parts) -> str | None:
-        """See `Drafter.missing`."""
-        if parts.target.num_layers > 1:
-            return None
-        return f"{parts.target.name} has one layer; the early-exit drafter needs at least two."
-
-    @classmethod
-    def made(cls, parts: Parts) -> Drafter:
-        """See `Drafter.made`."""
-        return cls(parts.target, max(1, parts.target.num_layers // EARLY_SHARE))
-
-    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
-        """See `Drafter.propose`."""
-        table = [(row.slot.index, row.length - 1, row.last) for row in rows]
-        positions, (last,) = graph_inputs(self._model, table, max(counts))
-        model = self._model
-        tokens, distributions = _drafted(self._loop, model, positions, None, last, max(counts), how, model.vocab_size)
-        return Draft(tokens, counts, distributions, max(counts))
 
 
 def _last_two(row: BatchRow) -> list[int]:
@@ -156,7 +137,8 @@ def draft_loop(
     Args:
         model: the draft model.
         positions: positions of each row's last token.
-        before: the token before the last one, [B]; None if the model has always read it.
+        before: the token before the last one, [B]; None if the model has read it, as in all but the first of several
+            calls that draft one after the other.
         last: each row's last token, [B].
         num_tokens: K.
         how: sampling settings of the rows.
@@ -184,34 +166,6 @@ def draft_loop(
         distributions.extend([] if distribution is None else [distribution])
         tokens = torch.cat([tokens, token], 1)
     return tokens, torch.cat(distributions, 1) if distributions else None
-
-
-def _drafted(
-    loop: Callable[..., tuple[Tensor, Tensor | None]],
-    model: CausalModel,
-    positions: Positions,
-    before: Tensor | None,
-    last: Tensor,
-    num_tokens: int,
-    how: Samplers,
-    vocab_size: int,
-) -> tuple[Tensor, Tensor | None]:
-    """Return what `draft_loop` does, from a captured `loop`.
-
-    It captures the loop for powers of two and joins those, unless penalties depend on the tokens drafted before.
-    """
-    if not model.uses_graphs or how.seen is not None:  # then no other captured call follows before the verification
-        return loop(model, positions, before, last, num_tokens, how, vocab_size)
-    tokens, distributions = [last[:, None]], list[Tensor]()
-    done = 0
-    while done < num_tokens:
-        count = 1 << ((num_tokens - done).bit_length() - 1)
-        first = before if done == 0 else None
-        further, q = loop(model, positions.further(done), first, tokens[-1][:, -1], count, how, vocab_size)
-        tokens.append(further.clone())  # the next call may overwrite them
-        distributions.extend([] if q is None else [q.clone()])
-        done += count
-    return torch.cat(tokens[1:], 1), torch.cat(distributions, 1) if distributions else None
 
 
 def _sampled_within(

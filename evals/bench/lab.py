@@ -407,26 +407,29 @@ class Findings(Conditions):
 def figures(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Figures:
     """Return a setting's figures from its rows and the target's by problem."""
     own = [rows[problem] for problem in target if problem in rows]
-    how, tokens = own[0].how, sum(row.tokens for row in own)
-    right, theirs = (
-        [float(row.status == "correct") for row in each] for each in (own, [target[r.problem] for r in own])
-    )
-    paired = Paired.of(right, theirs)
+    how, tokens, compared = own[0].how, sum(row.tokens for row in own), paired(rows, target)
     answers = [row.answer for row in own if row.answer is not None]
     alone = {"target": [(1.0, 0)] * len(COSTS), "draft": []}
     return Figures(
         setting=own[0].setting,
         temperature=own[0].temperature,
         problems=len(own),
-        correct=sum(right) / len(own),
-        difference=paired.difference,
-        interval=paired.interval(),
+        correct=sum(row.status == "correct" for row in own) / len(own),
+        difference=compared.difference,
+        interval=compared.interval(),
         relaxed=sum(len(row.relaxed) for row in own) / tokens,
         refused=sum(row.trace.count(REFUSED) for row in own) / tokens,
         per_round=None if how.rule in alone else tokens / num_rounds(own, how.num_drafted),
         again=sum(end - first for first, end in answers) / tokens if len(answers) == len(own) else None,
         speeds=alone[how.rule] if how.rule in alone else speeds(own, [*target.values()], COSTS),
     )
+
+
+def paired(rows: Mapping[str, Row], target: Mapping[str, Row]) -> Paired:
+    """Return a setting's right answers beside the target's, on the problems that both have."""
+    both = [problem for problem in target if problem in rows]
+    right, theirs = ([float(each[problem].status == "correct") for problem in both] for each in (rows, target))
+    return Paired.of(right, theirs)
 
 
 def speeds(own: Sequence[Row], target: Sequence[Row], costs: Sequence[tuple[float, float]]) -> list[tuple[float, int]]:

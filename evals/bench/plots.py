@@ -23,8 +23,8 @@ MAP_TEMPERATURE = 0.6
 MAP_COSTS: Sequence[float] = tuple(np.round(np.geomspace(0.05, 0.6, 16), 3).tolist())
 MACHINES = (
     ("two CPU cores, int8", 0.26, 0.065),
-    ("GPU, 8B with 0.6B (estimate)", 0.20, 0.0),
-    ("GPU, 32B with 1.5B (estimate)", 0.09, 0.0),
+    ("8B with 0.6B on a GPU (estimate)", 0.20, 0.0),
+    ("32B with 1.5B on a GPU (estimate)", 0.09, 0.0),
 )
 """Costs c and r as in `lab.COSTS`. Those of GPUs follow from the bytes of weights that a pass reads."""
 METHODS: Mapping[str, str] = {
@@ -57,29 +57,33 @@ def speed_by_cost(rows: Sequence[lab.Row]) -> Plot:
     """Return a plot of the speed of each rule by the cost of a drafted token, at temperature 0.6."""
     found = lab.by_temperature(rows)[MAP_TEMPERATURE]
     target = found[BASELINE]
-    shown = {name: lab.figures(own, target) for name, own in found.items() if name != BASELINE}
-    names = sorted(shown, key=lambda name: -shown[name].speeds[0][0])
+    costs = [*((c, 0.0) for c in MAP_COSTS), *((c, r) for _, c, r in MACHINES)]
+    known = {
+        name: lab.speeds([own[problem] for problem in target if problem in own], [*target.values()], costs)
+        for name, own in found.items()
+        if name != BASELINE
+    }
+    names = sorted(known, key=lambda name: -known[name][0][0])
     colours = series(names)
-    with canvas(360) as chart:
+    with canvas(400) as chart:
         axes = chart.axes
         for name in names:
-            points = f" ({100 * shown[name].difference:+.1f} points)" if name != "exact" else ""
-            own = [found[name][problem] for problem in target if problem in found[name]]
-            known = lab.speeds(own, [*target.values()], [(c, 0.0) for c in MAP_COSTS])
-            axes.plot(MAP_COSTS, [speed for speed, _ in known], color=colour(colours[name]), label=f"{name}{points}")
-            for c, (speed, number) in zip(MAP_COSTS, known, strict=True):
+            speeds = known[name][: len(MAP_COSTS)]
+            loss = "" if name == "exact" else f" ({100 * lab.paired(found[name], target).difference:+.1f} points)"
+            axes.plot(MAP_COSTS, [speed for speed, _ in speeds], color=colour(colours[name]), label=f"{name}{loss}")
+            for c, (speed, number) in zip(MAP_COSTS, speeds, strict=True):
                 tip = f"{name}, c = {c:.2f}: {speed:.2f}× with {number} drafted tokens"
                 chart.tip(axes.plot(c, speed, "o", color=colour(colours[name]), markersize=3)[0], tip)
-        for words, c, r in MACHINES:
-            speed = lab.speeds([*found["exact"].values()], [*target.values()], [(c, r)])[0][0]
-            axes.axvline(c, color=colour("line"), linewidth=1, zorder=0)
-            axes.text(c, axes.get_ylim()[1], f" {words}", rotation=90, va="top", ha="right", color=colour("muted"))
-            mark = axes.plot(c, speed, "D", color=colour("ink"), markersize=5)[0]
-            chart.tip(mark, f"exact on {words}: {speed:.2f}×")
+        on_machines = zip(MACHINES, known["exact"][len(MAP_COSTS) :], "Ds^", strict=True)
+        for (words, c, _), (speed, _), marker in on_machines:
+            mark = axes.plot(
+                [c], [speed], marker, color=colour("ink"), markersize=6, linestyle="none", label=f"exact, {words}"
+            )
+            chart.tip(mark[0], f"exact, {words}: {speed:.2f}×")
         axes.set_xlabel("cost c of a drafted token, in passes of the target")
         axes.set_ylabel("times as fast as the target alone")
         axes.set_ylim(bottom=1)
-        chart.figure.legend(loc="outside upper left", ncols=2)
+        chart.figure.legend(loc="outside upper left", ncols=1)
         return chart.plot("speed-by-cost", "Speed by the cost of a drafted token", "")
 
 

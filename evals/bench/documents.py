@@ -20,7 +20,7 @@ from evals.bench.graders import graders_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
-from evals.bench.readme import Drafts, headline, overview_block
+from evals.bench.readme import Drafts, gains_block, headline, overview_block
 from evals.bench.results import read_results, with_block
 from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
@@ -159,8 +159,8 @@ def generated(root: Path) -> dict[Path, str]:
     results = root / "evals" / "results"
     gsm_mini, drafts = read_results(results / "gsm-mini"), _drafts(root)
     blocks = (
-        ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
-        ("README.md", "overview", "gsm-mini", overview_block(gsm_mini, drafts)),
+        ("README.md", "gains", "qwen", gains_block(results / "lab" / "qwen-more.json")),
+        ("docs/results.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-mini", overview_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),

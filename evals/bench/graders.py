@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from evals.bench.results import machine_in_words
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import Conditions, Record
-from stepspec.evaluation.report.conditions import machine_in_words
 from stepspec.evaluation.report.tables import markdown_table
 
 Kind = Literal["number", "math"]

@@ -527,9 +527,14 @@ def cells(each: Figures) -> list[str]:
     ]
 
 
+SHOWN = ("setting", "problems", "correct", "difference", "relaxed", "a round", "c 0.06", "c 0.1", "c 0.26")
+"""Columns of the table in the documents."""
+
+
 def rows_of(found: Findings) -> list[list[str]]:
-    """Return the rows of the table in the documents, with the temperature before the cells of `HEADS`."""
-    return [[f"{each.temperature:g}", *cells(each)] for each in found.figures]
+    """Return the rows of the table in the documents: the temperature, and the cells of `SHOWN`."""
+    tables = [(each, dict(zip((*HEADS, *COST_HEADS), cells(each), strict=True))) for each in found.figures]
+    return [[f"{each.temperature:g}", *(row[head] for head in SHOWN)] for each, row in tables]
 
 
 def in_words(found: Findings) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.records import Conditions, RunRecord, Summary
 from stepspec.evaluation.report.cells import count
-from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
+from stepspec.evaluation.report.conditions import commit_in_words, hardware_in_words, models_in_words
 from stepspec.evaluation.runs import find_runs, read_run, read_summary
 
 Results = Sequence[tuple[RunRecord, Summary]]
@@ -52,6 +52,11 @@ def runs_in_words(runs: Sequence[RunRecord]) -> str:
         f"{run.benchmark}, {problems} under every policy",
         f"temperature {temperatures}, seed {run.seed}, at most {run.max_tokens:,} tokens a problem",
         models_in_words(run.engines),
-        *dict.fromkeys(machine_in_words(run) for run in runs),
+        *dict.fromkeys(map(machine_in_words, runs)),
     ]
     return f"{'; '.join(parts)}."
+
+
+def machine_in_words(found: Conditions | RunRecord) -> str:
+    """Return the hardware and the commit of a measurement. Its file has the versions of packages, too."""
+    return f"{hardware_in_words(found.hardware)}; {commit_in_words(found.commit)}"

@@ -70,6 +70,13 @@ def _judged_in_words(found: judge_bench.JudgeBench) -> str:
     return f"{judge_bench.in_words(found)}; {models_in_words(found.engines)}"
 
 
+JUDGE_HEADS = ("judge", "steps", "area", "wrong in the best half", "a judgement")
+
+
+def _judge_rows(found: judge_bench.JudgeBench) -> list[list[str]]:
+    return [[row[judge_bench.HEADS.index(head)] for head in JUDGE_HEADS] for row in judge_bench.rows_of(found)]
+
+
 class Measured(NamedTuple):
     """What a file of a measurement holds: its model, heads and rows of its table, and its conditions."""
 
@@ -97,7 +104,7 @@ MEASURED: Mapping[str, Measured] = {
         shown=("engine", "weights", "drafted", "tokens/s", "over plain", "accepted", "other texts"),
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
-    "judges": Measured(judge_bench.JudgeBench, judge_bench.HEADS, judge_bench.rows_of, _judged_in_words),
+    "judges": Measured(judge_bench.JudgeBench, JUDGE_HEADS, _judge_rows, _judged_in_words),
     "lab": Measured(lab.Findings, ("temperature", *lab.SHOWN), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(

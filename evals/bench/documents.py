@@ -8,7 +8,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from pydoc import locate
@@ -52,9 +52,8 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[salvage]`": policy_tables.SalvageTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     "`[[judges]]` with a threshold": ThresholdJudge,
-    **{f"Judge `{kind}`": find_judge(kind) for kind in shipped_judges()},
 }
-"""Title and model of each table of the keys of a policy file."""
+"""Title and model of each table of the keys of a policy file, but for the judges' own settings."""
 
 FORMER_POLICY = re.compile(r"(`)stepspec`|(?:(?<=\| )|(?<=policy )|^)stepspec(?= \||,| on )", re.MULTILINE)
 """The policy `two-level` as results from before version 0.2.0 call it."""
@@ -295,33 +294,45 @@ def sizing_block(file: Path) -> str:
 
 
 def keys_block() -> str:
-    """Return Markdown tables of every key of a policy file: type, default and effect.
+    """Return Markdown tables of every key of a policy file: default and range, and effect.
 
-    The table of a judge has the keys that differ from those of all judges with a threshold. A judge without any has no
-    table.
+    The last table has the settings of judges that differ from those of all judges with a threshold.
     """
-    parts, common = list[str](), set(_keys(ThresholdJudge))
-    for title, model in TABLES.items():
-        keys = [key for key in _keys(model) if model is ThresholdJudge or key not in common]
-        rows = [f"| `{name}` | {kind} | {default} | {effect} |" for name, kind, default, effect in keys]
-        if rows:
-            parts.append("\n".join([f"## {title}\n", "| key | type | default | effect |", "|:--|:--|:--|:--|", *rows]))
+    parts = [_keys_table(f"## {title}", ("key", "default", "effect"), _keys(model)) for title, model in TABLES.items()]
+    common = set(_keys(ThresholdJudge))
+    settings = [
+        (f"`{kind}`", *key) for kind in shipped_judges() for key in _keys(find_judge(kind)) if key not in common
+    ]
+    parts.append(_keys_table("## Settings of each judge", ("judge", "key", "default", "effect"), settings))
     return "\n\n".join(parts)
 
 
-def _keys(model: type[FileModel]) -> Iterator[tuple[str, str, str, str]]:
+def _keys_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
+    return "\n".join([title, "", lines[0], "|:--" * len(heads) + "|", *lines[1:]])
+
+
+def _keys(model: type[FileModel]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default with type or range, and effect of each key that is no table."""
     schema: dict[str, Any] = model.model_json_schema()
     effects = field_docs(model)
-    tables: list[tuple[str, str, str, str]] = []
     for name, about in schema["properties"].items():
-        if issubclass(model, Judge) and name == "kind":
-            continue
-        if "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object":
-            tables.append((name, "table", "", effects[name]))
-            continue
-        default = "required" if name in schema.get("required", ()) else f"`{json.dumps(about.get('default'))}`"
-        yield name, _type_in_words(about), "" if default == "`null`" else default, effects[name]
-    yield from tables
+        is_table = "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object"
+        if not is_table and not (issubclass(model, Judge) and name == "kind"):
+            is_required = name in schema.get("required", ())
+            yield f"`{name}`", _default_in_words(about, is_required=is_required), effects[name]
+
+
+def _default_in_words(about: Mapping[str, Any], *, is_required: bool) -> str:
+    """Return the default with the range or the other values; the type of a key without a default."""
+    default = about.get("default")
+    if default is None:
+        return "required, " * is_required + _type_in_words(about)
+    written = f"`{json.dumps(default)}`"
+    if "anyOf" in about:
+        return f"{written} or {about['anyOf'][0]['type']}"
+    others = [f"`{json.dumps(value)}`" for value in about.get("enum", ()) if value != default]
+    return ", ".join(filter(None, (written, *others, _range_in_words(about))))
 
 
 def _type_in_words(about: Mapping[str, Any]) -> str:
@@ -330,17 +341,19 @@ def _type_in_words(about: Mapping[str, Any]) -> str:
     values: Sequence[Any] = about.get("enum", [about["const"]] if "const" in about else [])
     if values:
         return ", ".join(f"`{json.dumps(value)}`" for value in values)
-    if about["type"] == "object":
-        return "table of numbers"
+    return f"{about['type']} {_range_in_words(about)}".strip()
+
+
+def _range_in_words(about: Mapping[str, Any]) -> str:
+    if "minimum" in about and "maximum" in about:
+        return f"{about['minimum']:g} to {about['maximum']:g}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = ", ".join(f"{sign} {about[key]:g}" for key, sign in signs.items() if key in about)
-    return f"{about['type']} {bounds}".strip()
+    return ", ".join(f"{sign} {about[key]:g}" for key, sign in signs.items() if key in about)
 
 
 def field_docs(model: type[FileModel]) -> dict[str, str]:
-    """Return the docstring of each field of a class and its bases, joined to one line. Tables of families have their
-    class's."""
-    found = {name: field.description for name, field in model.model_fields.items() if field.description is not None}
+    """Return the docstring of each field of a class and its bases, joined to one line."""
+    found = dict[str, str]()
     for each in reversed([base for base in model.__mro__ if issubclass(base, FileModel) and base is not FamilyTables]):
         (definition,) = ast.parse(inspect.getsource(each)).body
         assert isinstance(definition, ast.ClassDef)

@@ -273,9 +273,9 @@ def _table(found: Sequence[Tally]) -> str:
     for name, cells in graders.items():
         own = [each for each in found if each.grader == name]
         texts = sum(each.correct + each.incorrect + each.arguable for each in own)
-        cells["exceptions"] = f"{sum(each.raised for each in own):,}"
+        if any(each.raised for each in found):
+            cells["exceptions"] = f"{sum(each.raised for each in own):,}"
         cells["ms a text"] = f"{1e3 * sum(each.total_s for each in own) / texts:.2f}"
-        cells["longest, s"] = f"{max(each.longest_s for each in own):.2f}"
     titles = next(iter(graders.values()))
     return markdown_table(["", *graders], [[title, *(cells[title] for cells in graders.values())] for title in titles])
 

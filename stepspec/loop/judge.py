@@ -151,9 +151,9 @@ class ThresholdJudge(Judge):
     """A judge that accepts from a threshold on."""
 
     threshold: float
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
     reject_below: float | None = None
-    """Scores from here up to the threshold are undecided, and the next judge of a cascade decides."""
+    """From here up to the threshold, the next judge of a cascade decides."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "ThresholdJudge":

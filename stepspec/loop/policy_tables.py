@@ -31,24 +31,24 @@ class StepTable(FileModel):
     max_step_tokens: int = Field(default=512, ge=1)
     """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds that the draft may take for a step. A slower draft is not used for the rest of the request."""
+    """Seconds for a step of the draft. A slower draft is not used again in the request."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds for a judge, without the target's pass. A slower one rejects the step; `decision` is undecided."""
+    """Seconds for a judge, without the target's pass. A slower judge rejects the step."""
 
 
 class TokenTable(FileModel):
     """Token-level speculation inside the target's own writing. Exact unless `acceptance` is another rule."""
 
     drafter: DrafterChoice = "none"
-    """The drafter. `auto` selects the draft model, else the engine's built-in speculation, else prompt lookup."""
+    """The drafter."""
     num_tokens: int | Literal["auto"] = "auto"
-    """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
+    """Tokens drafted in each round. `auto` chooses by measurement."""
     acceptance: AcceptanceRule = "exact"
-    """The rule that accepts drafted tokens. All but `exact` are for family `target` and relax only its thinking."""
+    """The acceptance rule. All but `exact` are for family `target`."""
     threshold: float | None = Field(default=None, gt=0, le=1)
-    """`ratio`: lowest probability, relative to the most likely token's. `typical`: the threshold of the paper."""
+    """For `ratio` and `typical`."""
     window: int | None = Field(default=None, ge=1, lt=MAX_DRAFTED)
-    """`fly`: number of tokens after a relaxed one that the exact rule must accept."""
+    """`fly`: tokens after a relaxed one that the exact rule must accept."""
     entropy: float | None = Field(default=None, ge=0)
     """`fly`: lowest entropy of the target's three most likely tokens, in nats."""
     exact_digits: bool = False
@@ -95,9 +95,9 @@ class SalvageTable(FileModel):
     """Which part of a rejected step to keep."""
 
     min_logprob: float = Field(default=0.0, le=0)
-    """Lowest log-probability of a kept token under the target, in nats. The target's own choices are always kept."""
+    """Lowest log-probability of a kept token, in nats. The target's own choices are always kept."""
     redraft: bool = False
-    """Whether the draft, not the target, goes on after the kept prefix and the target's next token."""
+    """Whether the draft, not the target, continues the kept prefix."""
 
     def with_min_logprob(self, min_logprob: float) -> "SalvageTable":
         """Return the table with another bound."""
@@ -108,9 +108,9 @@ class PolicyTables(FileModel, ABC):
     """The settings of a policy that all families share."""
 
     version: Version
-    """Version of the file format: 1."""
+    """Version of the file format."""
     summary: str
-    """One line for `stepspec policies` and reports."""
+    """One line for lists and reports."""
     paper: str | None = None
     """The paper that the policy follows."""
     family: str
@@ -118,13 +118,13 @@ class PolicyTables(FileModel, ABC):
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
-    """Which prefix of a rejected step to keep. Without the table, none."""
+    """Keeps a prefix of rejected steps. Without the table, none."""
     step: StepTable = StepTable()
-    """Where a step ends, and how long it may take."""
+    """Length and time of a step."""
     token: TokenTable = TokenTable()
-    """Token-level speculation inside what the target writes."""
+    """Token-level speculation."""
     judging: Literal["all", "cascade"] = "all"
-    """`all`: a step needs an acceptance and no rejection. `cascade`: the first judge to accept or reject decides."""
+    """`all`: a step needs an acceptance and no rejection. `cascade`: the first judge that decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
     """The judges of a step, in order."""
 

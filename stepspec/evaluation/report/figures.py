@@ -71,31 +71,31 @@ class Extra:
 
 ACCURACY = Column(
     "accuracy",
-    "share of problems answered correctly, with Wilson's interval; failed requests are not correct",
+    "share of problems answered correctly; failed requests are not correct",
     lambda each: (each.accuracy, each.accuracy_ci),
     SHARE,
 )
 STRICT_ACCURACY = Column(
     "accuracy (strict)",
-    "accuracy in the strict reading, where a last number is no answer; all other figures are in the flexible one",
+    "accuracy in the strict reading; all other figures are in the flexible one",
     lambda each: (each.strict_accuracy, each.strict_accuracy_ci),
     SHARE,
 )
 ACCURACY_GAIN = Column(
     "accuracy gain",
-    "accuracy minus the target's on the same problems, in points, with Tango's interval",
+    "accuracy minus the target's on the same problems, in points",
     lambda each: (each.accuracy_delta, each.accuracy_delta_ci),
     GAIN,
 )
 LOST_AND_WON = Column(
     "lost, won",
-    "problems that only the target, and that only the policy answered correctly; with repeats, means",
+    "problems that only the target, and only the policy, answered correctly; with repeats, means",
     lambda each: (each.lost, each.won),
     FigureFormat(lambda lost, won: (UNKNOWN if lost is None else f"{lost:g}, {won:g}", ""), ("lost", "won")),
 )
 ACCURACY_KEPT = Column(
     "accuracy kept",
-    "known to be kept: exact, or the upper bound of the loss, at 95% for all policies together, is at most one point",
+    "exact, or the loss is at most one point, at 95% for all policies together",
     lambda each: (each.accuracy_kept,),
     FigureFormat(lambda words: (words or UNKNOWN, "")),
 )
@@ -124,37 +124,37 @@ STEPS_PROPOSED = Column(
 )
 STEPS_ACCEPTED = Column(
     "steps accepted",
-    "share of the draft's judged steps that were accepted",
+    "share of judged steps that were accepted",
     lambda each: (each.step_acceptance, each.step_acceptance_ci),
     SHARE,
 )
 TOKENS_ACCEPTED = Column(
     "tokens accepted",
-    "share of the tokens of token-level speculation that were accepted",
+    "share of drafted tokens that were accepted",
     lambda each: (each.token_acceptance, each.token_level_exact),
     FigureFormat(lambda share, exact: (cells.percent(share), "" if exact else "(not exact)")),
 )
 TOKENS_RELAXED = Column(
     "tokens relaxed",
-    "share of committed tokens that only a relaxed rule accepts",
+    "share of committed tokens that are relaxed",
     lambda each: (each.relaxed_share,),
     PERCENT,
 )
 TOKENS_PER_PASS = Column(
     "tokens per pass",
-    "tokens committed per forward pass of the target",
+    "committed tokens per pass of the target",
     lambda each: (each.tokens_per_target_pass,),
     NUMBER,
 )
 LENGTH = Column(
     "length",
-    "tokens committed over the target's; shorter texts alone make a policy faster",
+    "committed tokens over the target's; shorter texts alone make a policy faster",
     lambda each: (each.length_ratio,),
     RATIO,
 )
 JUDGING = Column(
     "judging",
-    "share of the wall time in the judge and the controller, and in reading the prompt if a judge does that",
+    "share of the wall time in judges and controller",
     lambda each: (each.judge_controller_share,),
     PERCENT,
 )
@@ -176,50 +176,50 @@ COLUMNS: Sequence[Column] = (
 
 ACCURACY_WITHOUT_FAILED = Column(
     "accuracy without failed",
-    "share answered correctly of the requests that did not fail",
+    "accuracy of the requests that did not fail",
     lambda each: (each.accuracy_without_failed, each.accuracy_without_failed_ci) if each.failed else (None, None),
     SHARE,
 )
 P_VALUE = Column(
     "p",
-    "p-value of the difference in accuracy: McNemar's exact test, or with repeats a permutation test over problems",
+    "p-value of the accuracy gain: McNemar's exact test, or with repeats a permutation test",
     lambda each: (each.accuracy_p,),
     FigureFormat(lambda p: (cells.probability(p), "")),
 )
 LOSS_BOUND = Column(
     "accuracy lost, at most",
-    "one-sided 95% upper bound of the accuracy lost, in points; below zero it is a gain",
+    "one-sided 95% upper bound of the loss, in points; below zero it is a gain",
     lambda each: (each.accuracy_loss_upper95,),
     FigureFormat(lambda share: (cells.percent(share, sign="+"), "")),
 )
 SPEEDUP_MEDIAN = Column(
     "speedup, median",
-    "median over problems of the ratio of wall times; long problems do not dominate it",
+    "median over problems; long problems do not dominate it",
     lambda each: (each.speedup_median, each.speedup_median_ci),
     RATIO,
     is_speed=True,
 )
 LENGTH_WITH_INTERVAL = Column(
     "length",
-    "tokens committed over the target's; shorter texts alone make a policy faster",
+    "committed tokens over the target's; shorter texts alone make a policy faster",
     lambda each: (each.length_ratio, each.length_ratio_ci),
     RATIO,
 )
 TOKENS_PER_S_RATIO = Column(
     "tokens/s",
-    "tokens committed per second over the target's; the speedup is this over the length",
+    "tokens per second over the target's; the speedup is this over the length",
     lambda each: (each.tokens_per_s_ratio, each.tokens_per_s_ratio_ci),
     RATIO,
 )
 LATENCY = Column(
     "latency",
-    "seconds of a request with waiting: median, 90th and 99th percentile",
+    "seconds of a request with waiting; median, 90th and 99th percentile",
     lambda each: (each.latency_s,),
     PERCENTILES,
 )
 FIRST_THOUGHT = Column(
     "to the first thought",
-    "seconds until the first reasoning step is committed, and a user sees it",
+    "seconds until the first step is committed",
     lambda each: (each.first_step_s,),
     PERCENTILES,
 )
@@ -231,20 +231,20 @@ FIRST_ANSWER = Column(
 )
 LONGEST_GAP = Column(
     "longest gap",
-    "longest time in a request between two steps or chunks of the answer",
+    "longest time between two steps or chunks of the answer",
     lambda each: (each.longest_gap_s,),
     PERCENTILES,
 )
 PROBLEMS_PER_S = Column(
     "problems/s",
-    "problems finished per second at the run's concurrency, with idle time at the ends of blocks",
+    "problems per second at the run's concurrency",
     lambda each: (each.throughput and each.throughput.problems_per_s,),
     SIGNIFICANT,
     is_speed=True,
 )
 TOKENS_PER_S = Column(
     "committed tokens/s",
-    "tokens committed per second, of all requests together",
+    "tokens per second of all requests together",
     lambda each: (each.throughput and each.throughput.tokens_per_s,),
     SIGNIFICANT,
 )
@@ -265,7 +265,7 @@ NO_ANSWER = Column(
 )
 NOT_READ = Column(
     "not read",
-    "answers that the grader could not read or gave up on; not correct",
+    "answers that the grader could not read; not correct",
     lambda each: (each.parse_errors + each.timeouts, num_rows(each)),
     OF_ROWS,
 )

@@ -15,7 +15,7 @@ class CompareTable(FamilyTable):
     judged: ClassVar[bool] = True
 
     depth: int = Field(default=4, ge=1, le=16)
-    """Draft steps in a row. The target writes a step of its own beside each of them."""
+    """Draft steps in a row. The target writes its own beside each."""
 
     @property
     def waste_rate(self) -> int:

@@ -18,11 +18,11 @@ class RouteTable(FamilyTable):
     threshold: float = Field(default=0.5, ge=0)
     """`first-entropy`: above this entropy, in nats, the target writes the step."""
     opening_tokens: int = Field(default=20, ge=1)
-    """`words`: tokens of a step that are searched. If they have such words, the target writes as many instead."""
+    """`words`: tokens of a step that are searched. Where a word is found, the target writes as many."""
     checking_tokens: int = Field(default=125, ge=1)
-    """`words`: tokens that the target writes instead if a word of checking is among them."""
+    """`words`: tokens that the target writes after a word of checking."""
     doubts: int = Field(default=15, ge=1)
-    """`words`: after this many openings with doubt, the target is asked to check the steps so far."""
+    """`words`: after this many doubts, the target checks the steps so far."""
 
     @property
     def draft_needs(self) -> frozenset[Ability]:

@@ -19,9 +19,9 @@ class ScoreTable(FamilyTable):
     depth: int = Field(default=1, ge=1, le=4)
     """Draft steps in a row that one pass of the target judges."""
     draft_answer: bool = False
-    """Whether the draft also proposes the answer. The target keeps what it would have written itself."""
+    """Whether the draft also proposes the answer. The target keeps only its own choices."""
     max_overhead: float | None = Field(default=None, ge=0)
-    """Speculate on steps only where that is faster. Retries cost at most this share of the time; 0 never retries. By
+    """Speculate on steps only where that is faster. Retries cost at most this share of the time. By
     default, always speculate."""
 
     @model_validator(mode="before")

@@ -22,7 +22,7 @@ class DecisionJudge(ThresholdJudge):
     model: str = "decision"
     """Name of the judge model, as in `--judge NAME=python:MODULE:NAME`."""
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ class DraftConfidenceJudge(ThresholdJudge):
     kind: Literal["draft-confidence"]
     """Selects this judge."""
     threshold: float = Field(le=0)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     @property
     def draft_needs(self) -> frozenset[Ability]:

@@ -20,7 +20,7 @@ class EmbeddingJudge(ThresholdJudge):
     model: str = "embedding"
     """Name of the judge model, as in `--judge NAME=MODEL`."""
     threshold: float = Field(default=0.95, ge=-1, le=1)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     async def score(self, evidence: Evidence) -> float:
         """Return the cosine, from -1 to 1."""

@@ -24,7 +24,7 @@ class EquivalenceJudge(ThresholdJudge):
     kind: Literal["equivalence"]
     """Selects this judge."""
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     @property
     def needs(self) -> frozenset[Ability]:

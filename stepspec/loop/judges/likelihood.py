@@ -19,11 +19,11 @@ class LikelihoodJudge(ThresholdJudge):
     kind: Literal["likelihood"]
     """Selects this judge."""
     statistic: Literal["min", "mean", "quantile", "log-ratio"] = "min"
-    """The score: the lowest log-probability of a token, the mean, a quantile, or the mean minus the draft's own."""
+    """Lowest log-probability of a token, mean, quantile, or mean minus the draft's."""
     quantile: float | None = Field(default=None, ge=0, le=1)
     """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the lower median."""
     threshold: float
-    """Lowest score that accepts a step. At most 0, except for `log-ratio`."""
+    """Lowest accepted score. At most 0, except for `log-ratio`."""
 
     @model_validator(mode="after")
     def _statistic_has_its_settings(self) -> "LikelihoodJudge":

@@ -26,7 +26,7 @@ class RatingJudge(ThresholdJudge):
     readout: Literal["greedy", "expected"] = "greedy"
     """`greedy`: the most likely token, if it is a digit. `expected`: the mean over the ten digits."""
     threshold: float = Field(default=7.0, ge=0, le=9)
-    """Lowest rating that accepts a step."""
+    """Lowest accepted rating."""
 
     @field_validator("prompt")
     @classmethod

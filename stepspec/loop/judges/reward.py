@@ -20,7 +20,7 @@ class RewardJudge(ThresholdJudge):
     model: str = "reward"
     """Name of the judge model, as in `--judge NAME=MODEL`."""
     threshold: float = Field(default=0.7, ge=0, le=1)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     async def score(self, evidence: Evidence) -> float:
         """Return the reward, from 0 to 1."""

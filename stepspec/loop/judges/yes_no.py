@@ -17,7 +17,7 @@ class YesNoJudge(ThresholdJudge):
     kind: Literal["yes-no"]
     """Selects this judge."""
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Lowest score that accepts a step."""
+    """Lowest accepted score."""
 
     @property
     def needs(self) -> frozenset[Ability]:

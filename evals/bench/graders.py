@@ -248,8 +248,10 @@ def tally(kind: Kind, list_name: str, grader: str, graded: Sequence[Graded]) -> 
 
 
 def graders_block(file: Path) -> str:
-    """Return Markdown tables of what `--json` wrote: wrong verdicts and times by grader."""
-    return graders_tables(Graders.model_validate_json(file.read_text("utf-8")))
+    """Return the Markdown tables of the documents from what `--json` wrote: all lists but the forms of an answer."""
+    found = Graders.model_validate_json(file.read_text("utf-8"))
+    tallies = tuple(each for each in found.tallies if "`" not in each.list_name)
+    return graders_tables(found.model_copy(update={"tallies": tallies}))
 
 
 def graders_tables(found: Graders) -> str:

@@ -50,11 +50,12 @@ def model_costs(
     assert found.draft is not None, "a pair has a draft"
     pass_s = {width: ratio * found.target.write_s for width, ratio in found.target.pass_over_one.items()}
     costs = HardwareCosts(**about, engines=engines, draft_token_s=found.draft.write_s, pass_s=pass_s)
-    table = Table("seconds", "ms")
+    table = Table("work", "ms")
     table.add_row("token of the draft", f"{1000 * costs.draft_token_s:.3f}")
     for width, each in costs.pass_s.items():
         table.add_row(f"pass of the target over {width}", f"{1000 * each:.3f}")
-    finish([table], costs, json_file)
+    c = costs.draft_token_s / found.target.write_s
+    finish([table, f"A drafted token costs c = {c:.2f} passes of the target over one token."], costs, json_file)
 
 
 @main.command("service")

@@ -432,3 +432,23 @@ def test_texts_that_part_where_nothing_is_close_are_counted(tmp_path: Path) -> N
         await pair.aclose()
 
     asyncio.run(run())
+
+
+def test_other_kinds_of_problems_are_told_apart(tmp_path: Path) -> None:
+    data, file = FOLDER.parent / "data", tmp_path / "kinds.json"
+    options = ("--pair", "embedded", "--benchmark", "gsm-mini", "--known", data / "gsm-mini-calibration.jsonl.gz")
+    done = bench(
+        "kinds",
+        *options,
+        "--limit",
+        "30",
+        f"test={data / 'gsm-mini-test.jsonl.gz'}",
+        f"typed={data / 'typed.jsonl'}",
+        "--json",
+        file,
+    )
+    assert done.returncode == 0, done.stderr
+    test, typed = json.loads(file.read_text())["kinds"]
+    assert (test["name"], test["num_problems"], typed["below"]) == ("test", 30, 1.0)
+    assert test["below"] <= 0.1
+    assert "Problems are NAME=FILE, got nothing." in bench("kinds", *options, "nothing").stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any, NamedTuple
 
-from evals.bench import agent_runs, conversation, distance, engines, exactness, lab, overhead, servers
+from evals.bench import agent_runs, conversation, distance, engines, exactness, kinds, lab, overhead, servers
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
 from evals.bench.loads import loads_block
@@ -104,6 +104,7 @@ MEASURED: Mapping[str, Measured] = {
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "judges": Measured(judge_bench.JudgeBench, JUDGE_HEADS, _judge_rows, _judged_in_words),
+    "kinds": Measured(kinds.Kinds, kinds.HEADS, kinds.rows_of, kinds.in_words, has_intervals=False),
     "lab": Measured(lab.Findings, ("temperature", *lab.SHOWN), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(

@@ -310,7 +310,6 @@ class StepSpec:
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
             mean = None  # the note says more than that a certificate is for other problems
-            self._warn(note, {note})
             yield Noted(note)
         if options.max_tokens is not None:
             most = options.max_tokens

@@ -371,6 +371,8 @@ def test_a_certified_setting_is_not_replaced_by_one_that_is_not(
     assert done.exit_code == 0, done.output
     results = Calibrated.model_validate_json((tmp_path / "run" / "calibration.json").read_bytes())
     assert not results.certified
+    assert len(results.path) > 1
+    assert [each.status for each in results.path] == ["unknown", *["not tested"] * (len(results.path) - 1)]
     stored = [*tmp_path.glob("stepspec/thresholds/*/*.json")]
     assert bool(stored) is not results.pays
     assert ("Not stored, because these models have a certified setting" in done.output) is results.pays

@@ -162,7 +162,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "test_replay.py::test_a_recorded_policy_replays_as_it_ran": {
         "replay": ("Decided(False, _salvaged(step, policy.salvage.min_logprob)", "Decided(False, 0"),
     },
-    "test_calibrate.py": {
+    "test_calibrate.py::test_a_certified_setting_is_not_replaced_by_one_that_is_not": {
         "sequence": (
             '(tested and tested[-1].status != "certified")',
             '(tested and tested[-1].status == "loses more")',

@@ -27,7 +27,7 @@ CHARACTER, LINE, MARGIN = 8.4, 19, 16
 """Width of a character, height of a line, and margin, in pixels."""
 PAUSE_S = 4.0
 """Seconds before the animation starts again."""
-COLORS: Mapping[Origin | str, str] = {
+COLORS: Mapping[str, str] = {
     "draft": "#7ee787",
     "salvaged": "#e3b341",
     "target": "#79c0ff",

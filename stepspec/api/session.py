@@ -13,7 +13,7 @@ import asyncio
 import logging
 import reprlib
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -397,14 +397,10 @@ class StepSpec:
         known["template_sha256"] = self.pair.template_sha256
         notes = setting.notes(self.pair.by_role, None, [] if mean_logprob is None else [mean_logprob], **known)
         for settings, note in notes:
-            self._warn(note, settings)
+            if not self._warned.issuperset(settings):  # a note has the request's values
+                self._warned.update(settings)
+                logger.warning("%s", note)
         return tuple(note for _, note in notes)
-
-    def _warn(self, note: str, about: Collection[str]) -> None:
-        """Log a note, once for what it is about: it may have the request's values."""
-        if not self._warned.issuperset(about):
-            self._warned.update(about)
-            logger.warning("%s", note)
 
     def _request(self, encoded: _Encoded, sampling: Sampling, ledger: Ledger) -> Request:
         target, toolbox, options = self.pair.target, encoded.toolbox, encoded.options

@@ -255,9 +255,9 @@ def power(changed: float, num_problems: int, simulations: int) -> Cell:
     return Cell("power", POWER_LIMIT, num_problems, 1, None, changed, certified)
 
 
-def cells(population: Population, simulations: int = SIMULATIONS, *, powers: bool = True) -> Iterator[Cell]:
-    """Yield all cells, several at a time on as many processes as there are cores. `powers`: whether those of the power,
-    which do not depend on the population, are among them."""
+def cells(population: Population, simulations: int = SIMULATIONS) -> Iterator[Cell]:
+    """Yield all cells, several at a time on as many processes as there are cores. Those of the power do not depend on
+    the population."""
     with ProcessPoolExecutor() as workers:
         repeats = [each for each in REPEATS if each <= population.target.shape[1]]
         tasks = [
@@ -267,8 +267,7 @@ def cells(population: Population, simulations: int = SIMULATIONS, *, powers: boo
             workers.submit(cell, with_repeats(population, 1), limit, RULES_ACCURACY, simulations)
             for cell, limit in product((switched, several), LIMITS)
         ]
-        if powers:
-            tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
+        tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
         for task in tasks:
             yield task.result()
 
@@ -280,7 +279,7 @@ RULES = {
 
 
 def certification_block(file: Path) -> str:
-    """Return Markdown tables of what `--json` wrote: coverage, and power if it was simulated."""
+    """Return Markdown tables of what `--json` wrote: coverage, the rules of what is certified, and power."""
     found = [Cell(**each) for each in json.loads(file.read_text("utf-8"))["cells"]]
     shares: dict[float, list[float]] = {}
     for each in found:
@@ -315,7 +314,7 @@ def main(
     """Measure how often calibrations certify a policy."""
     population = lab_population(run) if run.is_file() else read_population(run)
     found: list[Cell] = []
-    for cell in cells(population, simulations, powers=not run.is_file()):
+    for cell in cells(population, simulations):
         found.append(cell)
         accuracy = "" if cell.accuracy is None else f", accuracy {cell.accuracy:.2f}"
         size = f"{cell.num_problems} x {cell.num_repeats}, limit {cell.limit:.3f}"

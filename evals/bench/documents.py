@@ -121,7 +121,13 @@ MEASURED: Mapping[str, Measured] = {
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
-PAGES = {"distance": "docs/many-machines.md", "engines": "docs/engines.md", "servers": "docs/servers.md"}
+PAGES = {
+    "distance": "docs/many-machines.md",
+    "engines": "docs/engines.md",
+    "judges": "docs/judges.md",
+    "kinds": "docs/thresholds.md",
+    "servers": "docs/servers.md",
+}
 """Pages of files of `MEASURED` that are not on the page of the results."""
 
 
@@ -166,13 +172,12 @@ def generated(root: Path) -> dict[Path, str]:
     results = root / "evals" / "results"
     gsm_mini, drafts = read_results(results / "gsm-mini"), _drafts(root)
     blocks = (
-        ("README.md", "gains", "qwen", gains_block(results / "lab" / "qwen-more.json")),
+        ("README.md", "gains", "qwen", gains_block(results / "lab" / "qwen.json")),
         ("docs/results.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-mini", overview_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
-        ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
-        ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
-        ("docs/results.md", "certificates", "qwen", certification_block(results / "certification-qwen.json")),
+        ("docs/thresholds.md", "calibrations", "all", calibrations_block(results / "calibration")),
+        ("docs/thresholds.md", "certificates", "qwen", certification_block(results / "certification.json")),
         ("docs/results.md", "loads", EMBEDDED_NAME, loads_block(results / "loads" / f"{EMBEDDED_NAME}.json")),
         *(
             (PAGES.get(name, "docs/results.md"), name, file.stem, measured_block(name, file))

@@ -533,7 +533,8 @@ SHOWN = ("setting", "problems", "correct", "difference", "relaxed", "a round", "
 
 def rows_of(found: Findings) -> list[list[str]]:
     """Return the rows of the table in the documents: the temperature, and the cells of `SHOWN`."""
-    tables = [(each, dict(zip((*HEADS, *COST_HEADS), cells(each), strict=True))) for each in found.figures]
+    figures = sorted(found.figures, key=lambda each: each.temperature)
+    tables = [(each, dict(zip((*HEADS, *COST_HEADS), cells(each), strict=True))) for each in figures]
     return [[f"{each.temperature:g}", *(row[head] for head in SHOWN)] for each, row in tables]
 
 

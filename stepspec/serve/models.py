@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -104,6 +104,14 @@ class ServedModel:
         }
 
 
+    @property
+    def in_words(self) -> str:
+        """What answers under the name."""
+        loaded = [(role, model.name, model.describe().get("dtype")) for role, model in self.pair.loaded.items()]
+        models = ", ".join(f"{role} {name} ({dtype})" if dtype else f"{role} {name}" for role, name, dtype in loaded)
+        return f"{models}, policy {self.policy}"
+
+
 class ServedModels:
     """All pairs of a service, by name. The first one is the default."""
 
@@ -136,6 +144,11 @@ class ServedModels:
             for model in self._models.values()
             for card in (model.card(), *(model.card(policy) for policy in model.policies))
         ]
+
+    @property
+    def in_words(self) -> Sequence[str]:
+        """A line for each model, for the log."""
+        return [f"{name}: {model.in_words}" for name, model in self._models.items()]
 
     @property
     def pairs(self) -> Mapping[str, Pair]:

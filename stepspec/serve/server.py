@@ -19,6 +19,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+from stepspec.base.printable import printable
 from stepspec.serve.connections import Connection
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -58,6 +59,8 @@ class Server(uvicorn.Server):
             self._loop.add_signal_handler(signal.SIGHUP, keys.reload)
             if keys.file is not None:
                 keys.reload()  # it may have changed while the models were loaded
+        for line in self._service.models.in_words:
+            logger.info("Model %s.", printable(line))
         scheme = "https" if self.config.is_ssl else "http"
         for each in sockets or []:
             name, number = each.getsockname()[:2]

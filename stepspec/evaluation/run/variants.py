@@ -7,7 +7,7 @@ TOML file, with indices in lists: `judges.0.threshold`. Of several keys, every c
 import json
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -90,7 +90,9 @@ def _variant(name: str, text: str, changes: Sequence[tuple[str, Any]]) -> Loaded
     try:
         policy = Policy.model_validate(table)
     except ValidationError as error:
-        raise UsageError(f"The policy {about}: {first_problem(error, Policy)}") from error
+        paths = {path for path in _paths(table) for key, _ in changes if path.endswith(f".{key}")}
+        hint = f" A key is named by its path: {', '.join(sorted(paths))}." if paths else ""
+        raise UsageError(f"The policy {about}: {first_problem(error, Policy)}{hint}") from error
     # In TOML, the keys of a table come before the tables in it.
     ordered = dict(sorted(table.items(), key=lambda item: isinstance(item[1], dict | list)))
     return policy, f"# {about}\n{tomlkit.dumps(ordered)}"
@@ -103,6 +105,14 @@ def _set(table: Any, key: str, value: Any) -> None:
             cast("dict[object, object]", table).setdefault(part, {})
         table = cast(Any, table)[part]
     table[last] = value
+
+
+def _paths(table: Any, above: str = "") -> Iterator[str]:
+    """Yield the paths of all keys that are set in a table."""
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+        yield f"{above}{key}"
+        if isinstance(value, dict | list):
+            yield from _paths(value, f"{above}{key}.")
 
 
 def _written(value: Any) -> str:

@@ -77,6 +77,7 @@ def test_calibrated_thresholds_do_not_replace_those_of_a_variant() -> None:
     [
         ("two-level:judges.0.thresold=-2", r"policy two-level with judges\.0\.thresold = -2: .*mean 'threshold'"),
         ("two-level:nonsense=1", "policy two-level with nonsense = 1: There is no key 'nonsense'"),
+        ("two-level:threshold=-2", r"no key .threshold.*named by its path: judges\.0\.threshold\.$"),
         ("two-level:judges.1.threshold=-2", r"policy 'two-level' has no key 'judges\.1\.threshold'.*index from 0"),
         ("two-level:judges.threshold=-2", r"policy 'two-level' has no key 'judges\.threshold'"),
         ("two-level:judges.-1.threshold=-2", r"policy 'two-level' has no key 'judges\.-1\.threshold'"),

@@ -391,5 +391,7 @@ def test_a_run_with_missing_answers_has_no_speed_in_a_comparison() -> None:
         assert compared.no_speed == reason
         console = Console(width=120, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
         console.print(policy_table(compared))
-        assert reason in " ".join(console.export_text().split())
+        text = console.export_text()
+        assert reason in " ".join(text.split())
+        assert next(line for line in text.splitlines() if line.startswith("time ")).rstrip().endswith(" –")
     assert compare(run, complete, run, complete).policies[0].no_speed is None

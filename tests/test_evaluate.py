@@ -21,6 +21,7 @@ from scripted_runs import POLICIES, Script, answer_right, make_problems, make_re
 
 from stepspec.api.models import Pair
 from stepspec.base.files import list_data_files
+from stepspec.cli.eval import print_tables
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.machine import Processors
@@ -236,6 +237,26 @@ def test_problems_that_do_not_fit_never_stop_the_run(tmp_path: Path) -> None:
     long = Failing(*(problem.question for problem in problems[3:11]), kind=ContextError)
     assert play(tmp_path, Script(long), problems).n == 4
     assert len(list(iter_failures(tmp_path))) == 8 * len(POLICIES)
+
+
+def test_a_run_of_which_no_request_finishes_is_an_error_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems, run = make_problems(8), make_run(make_problems(8))
+    long = Failing(*(problem.question for problem in problems), kind=ContextError)
+    summary = play(tmp_path / "none", Script(long), problems)
+    reason = (
+        r"24 requests failed and count as not correct\. target on p0: It broke\. All errors are in failures\.jsonl\.$"
+    )
+    with pytest.raises(StepSpecError, match=rf"No request of .*none finished\. {reason}"):
+        print_tables([(summary, run)], tmp_path / "none", 24)
+    assert capsys.readouterr().out == ""
+    summary = play(tmp_path / "some", Script(Failing("What is 1?")), problems)
+    print_tables([(summary, run)], tmp_path / "some", 24)
+    *_, failed, headline, stored = capsys.readouterr().out.splitlines()
+    assert "on p1: It broke. All errors are in failures.jsonl. 'stepspec eval --retry-errors' repeats them." in failed
+    assert headline.startswith("No policy that keeps the target's accuracy")
+    assert "To see a report" in stored
 
 
 def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_path: Path) -> None:

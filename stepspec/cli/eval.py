@@ -37,10 +37,12 @@ from stepspec.cli.output import show
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.signals import resumable
 from stepspec.engines.protocol import Sampling
-from stepspec.errors import UsageError
+from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import closing_table, nodes_in_words
+from stepspec.evaluation.report.conditions import pair_in_words
+from stepspec.evaluation.report.findings import failures_in_words, findings
 from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.run import (
     Evaluation,
@@ -147,7 +149,7 @@ def main(
     ):
         summaries = asyncio.run(comparison.run_all(executor, runs))
     num_rows = len(problems.problems) * len(summaries[0][1].policies) * (repeats or spec.default_repeats)
-    print_tables([summary for summary, _ in summaries], folder, num_rows)
+    print_tables(summaries, folder, num_rows)
     if csv_file or plots:
         found = zip(folders, summaries, strict=True)
         write_figures([read_source(each, summary, traces=False) for each, (summary, _) in found], csv_file, plots)
@@ -239,18 +241,25 @@ class _EvalPlan:
         return await executor.evaluate(task, self.problems.problems, on_row=meter.show), run
 
 
-def print_tables(summaries: Sequence[Summary], folder: Path, num_rows: int) -> None:
-    """Print a table for each run. A complete run has `num_rows` rows."""
-    for summary in summaries:
-        load = f"concurrency {summary.concurrency}, temperature {summary.temperature:g}"
-        show(closing_table(summary, setting=load if len(summaries) > 1 else ""))
+def print_tables(found: Sequence[tuple[Summary, RunRecord]], folder: Path, num_rows: int) -> None:
+    """Print a table and the headline of each run. A complete run has `num_rows` rows.
+
+    Raises:
+        StepSpecError: requests failed, and none finished.
+    """
+    if not any(summary.policies for summary, _ in found) and (why := failures_in_words(found[0][0])):
+        raise StepSpecError(f"No request of {folder} finished. {why[0]}")
+    for summary, run in found:
+        about = f"temperature {run.temperature:g}, concurrency {run.concurrency}, at most {run.max_tokens:,} tokens"
+        if summary.policies:
+            show(closing_table(summary, setting=f"{about}, {pair_in_words(run.engines)}"))
         if summary.busy:
             print(f"Warning: {summary.busy}", file=sys.stderr)
         if summary.nodes:
             show(nodes_in_words(summary))
+        show(*failures_in_words(summary))
         failed = sum(summary.failed.values())
-        if failed:
-            show(f"{failed:,} requests failed and count as not correct. Repeat them with --retry-errors.")
         if summary.num_rows is not None and summary.num_rows + failed < num_rows:
             show(f"{summary.num_rows:,} of {num_rows:,} rows are finished. Other parts of the run are missing.")
+        show(findings(run, summary).headline)
     print(f"Stored in {folder}. To see a report: stepspec report {shlex.quote(str(folder))}")

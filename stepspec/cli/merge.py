@@ -16,4 +16,4 @@ def main(
 ) -> None:
     """Merge the parts of a run that several processes or machines made."""
     summary, run = merge(parts, output), read_run(output)
-    print_tables([summary], output, run.num_problems * len(run.policies) * run.num_repeats)
+    print_tables([(summary, run)], output, run.num_problems * len(run.policies) * run.num_repeats)

@@ -428,6 +428,8 @@ class Failure(Record):
     error: str
     at: str
     """UTC time, ISO 8601."""
+    too_long: bool = False
+    """Whether the prompt does not fit the context of a model, so that repeating the request cannot help."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -624,6 +626,8 @@ class Summary(Record):
     """Number of rows that the summary was computed from, under all policies."""
     failed: dict[str, int] = {}
     """Requests that ended in an error, by policy, including policies without any row."""
+    first_failure: Failure | None = None
+    """One of these requests: the first that may succeed if it is repeated, else the first one."""
     token_baseline: str | None = None
     """The baseline of `speedup_vs_token`: the fastest exact token-level policy."""
     matched: Matched | None = None

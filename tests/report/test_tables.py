@@ -33,6 +33,7 @@ from stepspec.evaluation.report import (
 )
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.report.conditions import pair_in_words
+from stepspec.evaluation.report.figures import SPEEDUP
 from stepspec.evaluation.stats import MatchedPolicy, fastest
 
 TARGET = PolicySummary(
@@ -206,28 +207,32 @@ def test_the_report_has_the_figures_of_repeats() -> None:
 NO_SPEED = STEPSPEC.model_copy(
     update={"no_speed": "the target answered 700 of the 1,000 requests that it did not", "truncated": 700, "failed": 5}
 )
-STRUCK = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": NO_SPEED}})
+WITHOUT = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": NO_SPEED}})
 REASON = "The speed of two-level does not count: the target answered 700 of the 1,000 requests that it did not."
 
 
-def test_markdown_strikes_through_only_a_speed_that_does_not_count() -> None:
-    for report in (markdown_report(RUN, STRUCK), overview_block([(RUN, STRUCK)])):
+def test_a_speed_that_does_not_count_is_a_dash_with_a_reason() -> None:
+    for report in (markdown_report(RUN, WITHOUT), overview_block([(RUN, WITHOUT)])):
         assert REASON in report
-        assert "~~2.35× [2.20, 2.50]~~ | ~~0.80× [0.75, 0.85]~~" in report
-        assert report.count("~~") == 4
-    assert "~~" not in markdown_report(RUN, SUMMARY)
+        assert "2.35×" not in report
+        assert "| not known | – | – |" in report
+    assert "2.35× [2.20, 2.50] | 0.80× [0.75, 0.85]" in markdown_report(RUN, SUMMARY)
+    assert SPEEDUP.numbers(NO_SPEED) == {"speedup": None, "speedup low": None, "speedup high": None}
+    assert SPEEDUP.numbers(STEPSPEC)["speedup"] == 2.345
 
 
-def test_the_terminal_strikes_through_the_speed_and_counts_texts_without_an_answer() -> None:
-    console = Console(width=160, record=True, file=Path("/dev/null").open("w"), force_terminal=True)  # noqa: SIM115
-    console.print(closing_table(STRUCK))
-    styled = console.export_text(styles=True)
-    assert "\x1b[2;9m2.35×" in styled
-    assert "\x1b[2;9m1.00×" not in styled
-    rows = {line.split("  ")[0].strip(): line for line in rendered(160, STRUCK).splitlines()}
+def test_the_terminal_has_a_dash_for_the_speed_and_counts_texts_without_an_answer() -> None:
+    rows = {line.split("  ")[0].strip(): line for line in rendered(160, WITHOUT).splitlines()}
+    assert rows["speedup"].split()[1:] == ["1.00×", "–"]
     assert "700 of 1,000" in rows["truncated"]
     assert "2 of 1,000" in rows["no answer"]
-    assert REASON in " ".join(rendered(160, STRUCK).split())
+    assert REASON in " ".join(rendered(160, WITHOUT).split())
+
+
+def test_the_title_counts_the_problems_that_only_some_policies_finished() -> None:
+    assert "gsm-mini: 1,000 problems, 95% intervals" in rendered(160)
+    fewer = SUMMARY.model_copy(update={"n": 999})
+    assert "gsm-mini: 1,000 problems, 999 finished under every policy, 95%" in " ".join(rendered(160, fewer).split())
 
 
 POLICIES = st.lists(
@@ -272,7 +277,7 @@ def test_a_pair_of_stepspec_has_one_name_and_other_models_have_theirs() -> None:
 
 def test_a_headline_needs_the_verdict_of_its_run() -> None:
     with pytest.raises(UsageError, match="needs a run of the policy target"):
-        headline([(RUN, STRUCK)])
+        headline([(RUN, WITHOUT)])
 
 
 def test_policies_that_every_table_shows_are_rows_even_if_they_did_not_run() -> None:
@@ -306,7 +311,7 @@ def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> N
     ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "two-level": STEPSPEC}})
     warm = RUN.model_copy(update={"temperature": 0.6})
     other = RUN.model_copy(update={"benchmark": "gsm8k"})
-    table = overview_block([(RUN, ours), (warm, ours), (other, STRUCK)])
+    table = overview_block([(RUN, ours), (warm, ours), (other, WITHOUT)])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     assert [row[:3] for row in rows if "not run" in row] == [
         [about, "draft, always", "not run"] for about in ("gsm-mini, 0", "gsm-mini, 0.6", "gsm8k, 0")
@@ -316,7 +321,7 @@ def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> N
     names += [("gsm-mini, 0.6", "two-level"), ("gsm8k, 0", "target"), ("gsm8k, 0", "two-level")]
     assert [(row[0], row[1]) for row in rows[2:]] == names
     assert rows[3][4:7] == ["30, 24", "not known", "2.35× [2.20, 2.50]"]
-    assert rows[7][6] == "~~2.35× [2.20, 2.50]~~"
+    assert rows[7][6] == "–"
     assert table.count("gsm-mini: 1,000 problems, at most 1,024 tokens each, concurrency 1") == 1
     assert table.count(REASON) == 1
 

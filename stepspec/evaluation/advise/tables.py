@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.evaluation.advise.findings import Candidate, Findings, LoadFindings, ModelCosts
-from stepspec.evaluation.report.cells import joined, percent, percent_with_interval, seconds, times
+from stepspec.evaluation.report.cells import UNKNOWN, joined, percent, percent_with_interval, seconds, times
 
 Cell = Callable[[Candidate], str]
 SPEEDS = ("speedup", "throughput")
-"""Columns that are struck through if a speed does not count."""
+"""Columns with a dash if a speed does not count."""
 
 
 def policies_table(load: LoadFindings, *, graded: bool) -> Table:
@@ -35,8 +35,8 @@ def policies_table(load: LoadFindings, *, graded: bool) -> Table:
         table.add_column(title, justify="right")
     for each in load.candidates:
         name = f"{each.name}{'' if each.exact else ' (not exact)'}"
-        struck = "strike dim" if each.no_speed is not None else ""
-        table.add_row(Text(name), *(Text(cell(each), struck if title in SPEEDS else "") for title, cell in columns))
+        without = SPEEDS if each.no_speed else ()
+        table.add_row(Text(name), *(Text(UNKNOWN if title in without else cell(each)) for title, cell in columns))
     return table
 
 

@@ -39,8 +39,7 @@ def policy_table(compared: PolicyComparison) -> Table:
     _add(table, "no answer", f"{a.no_answer:,}", f"{b.no_answer:,}")
     _add(table, "cut short", f"{a.truncated:,}", f"{b.truncated:,}")
     speed = _ratio(compared.speedup, compared.speedup_ci, "as fast")
-    struck = Text(speed, style="strike dim" if compared.no_speed else "")
-    _add(table, "time", seconds(a.wall_s / n), seconds(b.wall_s / n), struck)
+    _add(table, "time", seconds(a.wall_s / n), seconds(b.wall_s / n), UNKNOWN if compared.no_speed else speed)
     if compared.no_speed:
         table.caption, table.caption_justify = Text(compared.no_speed), "left"
     length = _ratio(compared.length_ratio, compared.length_ratio_ci, "as long")
@@ -90,7 +89,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _add(table: Table, title: str, *cells: str | Text) -> None:
+def _add(table: Table, title: str, *cells: str) -> None:
     """Add a table row, unless it is unknown for both runs."""
-    if any(str(cell) != UNKNOWN for cell in cells):
-        table.add_row(title, *(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    if any(cell != UNKNOWN for cell in cells):
+        table.add_row(title, *map(Text, cells))

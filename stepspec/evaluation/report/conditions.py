@@ -19,6 +19,13 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
     return f"{'; '.join(parts)}."
 
 
+def problems_in_words(summary: Summary) -> str:
+    """Return the number of problems of a summary, and of those finished under every policy if some are not."""
+    total = max((policy.n for policy in summary.policies.values()), default=summary.n)
+    finished = f", {summary.n:,} finished under every policy" if total > summary.n else ""
+    return f"{count(total, 'problem')}{finished}"
+
+
 def nodes_in_words(summary: Summary) -> str:
     """Return sentences about the machines of a run on several; empty for a run on one."""
     if not summary.nodes:

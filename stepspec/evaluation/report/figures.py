@@ -42,20 +42,16 @@ class Column:
     is_speed: bool = False
 
     def cell(self, policy: PolicySummary) -> Cell:
-        """Return the figure as tables write it."""
-        return self.form.cell(*self.value(policy))
+        """Return the figure as tables write it: a dash for a speed that does not count."""
+        return (UNKNOWN, "") if self.is_speed and policy.no_speed else self.form.cell(*self.value(policy))
 
     def numbers(self, policy: PolicySummary) -> dict[str, object]:
         """Return the numbers of the figure by their names in a CSV file; None if unknown."""
         found = list[Any]()
-        for value in self.value(policy):
+        for value in () if self.is_speed and policy.no_speed else self.value(policy):
             parts = [*value.model_dump().values()] if isinstance(value, Percentiles) else value
             found += parts if isinstance(parts, list | tuple) else [parts]
         return dict(zip_longest((name.format(self.title) for name in self.form.names), found[: len(self.form.names)]))
-
-    def is_struck(self, policy: PolicySummary) -> bool:
-        """Return whether the figure is a speed that does not count. Tables show it struck through."""
-        return self.is_speed and policy.no_speed is not None and self.cell(policy)[0] != UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def unproven(summary: Summary) -> Mapping[str, PolicySummary]:
 
 
 def speeds_that_do_not_count(summary: Summary) -> list[str]:
-    """Return a sentence for each policy whose speed is struck through in the tables."""
+    """Return a sentence for each policy whose speed does not count. Tables show a dash for it."""
     return [
         f"The speed of {name} does not count: {policy.no_speed}."
         for name, policy in summary.policies.items()
@@ -259,6 +259,16 @@ def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:
         of_all = f"{failed[name]:,} of {count(failed[name] + num_rows(policy), 'request')}"
         others = joined(percent_with_interval(policy.accuracy_without_failed, policy.accuracy_without_failed_ci))
         yield f"{name}: {of_all} ended in an error and count as not correct; of the others {others} are correct."
+    yield from failures_in_words(summary)
+
+
+def failures_in_words(summary: Summary) -> list[str]:
+    """Return a sentence on the requests that ended in an error, if there are any."""
+    if (first := summary.first_failure) is None:
+        return []
+    failed = f"{count(sum(summary.failed.values()), 'request')} failed and count as not correct. "
+    reason = f"{first.policy} on {first.problem}: {first.error.removesuffix('.')}. All errors are in failures.jsonl."
+    return [failed + reason + ("" if first.too_long else " 'stepspec eval --retry-errors' repeats them.")]
 
 
 def _too_few(summary: Summary) -> Iterable[str]:

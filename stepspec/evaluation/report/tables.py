@@ -8,6 +8,7 @@ from rich.text import Text
 
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
+from stepspec.evaluation.report.conditions import problems_in_words
 from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known, named, repeat_columns
 from stepspec.evaluation.report.findings import (
     not_run,
@@ -31,7 +32,7 @@ def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] =
 def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
     """Return a terminal table with a row for each figure, so that several policies fit into 80 columns."""
     run = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
-    title = Text(f"{run}: {cells.count(summary.n, 'problem')}, 95% intervals")
+    title = Text(f"{run}: {problems_in_words(summary)}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     if notes := [*speeds_that_do_not_count(summary), *steps_not_proposed(summary), *variants_on_front(summary)]:
         table.caption, table.caption_justify = Text("\n".join(notes)), "left"
@@ -39,18 +40,10 @@ def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Se
     for name in summary.policies:
         table.add_column(Text(name), justify="right", overflow="fold")
     for column in named(columns, summary):
-        table.add_row(column.title, *(_figure(column, policy) for policy in summary.policies.values()))
+        table.add_row(column.title, *(_lines(column.cell(policy)) for policy in summary.policies.values()))
     for extra in extras:
         table.add_row(Text(extra.title), *(_lines(extra.cells[name]) for name in summary.policies))
     return table
-
-
-def _figure(column: Column, policy: PolicySummary) -> Text:
-    """Return a cell in several lines, struck through if the figure does not count."""
-    lines = _lines(column.cell(policy))
-    if column.is_struck(policy):
-        lines.stylize("strike dim")
-    return lines
 
 
 def _lines(cell: cells.Cell) -> Text:
@@ -96,9 +89,8 @@ def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
 
 
 def written(column: Column, policy: PolicySummary) -> str:
-    """Return a cell of a Markdown table, struck through if the figure does not count."""
-    text = cells.joined(column.cell(policy))
-    return f"~~{text}~~" if column.is_struck(policy) else text
+    """Return a cell of a Markdown table."""
+    return cells.joined(column.cell(policy))
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -212,7 +212,8 @@ class Runner:
 
 def _failure(job: Job, error: Exception) -> Failure:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Failure(problem=job.problem.id, policy=job.policy, repeat=job.repeat, error=str(error), at=now)
+    about = {"problem": job.problem.id, "policy": job.policy, "repeat": job.repeat}
+    return Failure(**about, error=str(error), at=now, too_long=isinstance(error, ContextError))
 
 
 def _replace_surrogates(result: Result) -> Result:

@@ -45,7 +45,8 @@ def summarise(
     candidates = pairs.candidates(throughput)
     kept = {each.name: "within a point" if each.keeps(MATCHED_LOSS) else "not known" for each in candidates}
     kept |= {each.name: run.exact_in_words for each in candidates if each.exact}
-    kept |= {each.name: "not known" for each in candidates if each.why_no_speed is not None}
+    lacking = [each for each in candidates if each.why_no_speed is not None]
+    kept |= {each.name: "not known" for each in lacking if not each.exact or table.answered(each.name).only_target}
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
@@ -69,6 +70,7 @@ def summarise(
         policies=policies,
         num_rows=sum(len(tally.figures) for tally in table.tallies.values()),
         failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
+        first_failure=table.first_failure,
         token_baseline=pairs.token_baseline,
         matched=pairs.matched(candidates),
         num_repeats=run.num_repeats,

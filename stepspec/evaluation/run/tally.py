@@ -203,10 +203,14 @@ class Table:
                 raise UsageError(f"A row is of the policy {row.policy!r}, which this run does not have.")
             self.tallies[row.policy].add(row)
             self.labels[row.problem] = row.level, row.subject
+        self.first_failure: Failure | None = None
+        """See `Summary.first_failure`."""
         for failure in failures:
             tally = self.tallies.setdefault(failure.policy, Tally())
             if (failure.problem, failure.repeat) not in tally.figures:
                 tally.failed.add((failure.problem, failure.repeat))
+                if self.first_failure is None or self.first_failure.too_long > failure.too_long:
+                    self.first_failure = failure
         # A policy without a finished row must not remove the comparisons of the others.
         self.begun = {policy: tally for policy, tally in self.tallies.items() if tally.figures}
         ended = _by_problem(_common(tally.ended for tally in self.begun.values()))

@@ -61,16 +61,11 @@ class TableLine:
     title: str
     meaning: str
     cells: Sequence[Cell]
-    struck: Sequence[bool] = ()
-    """Whether each cell is struck through because it does not count. Empty if none is."""
 
     @property
-    def unbroken(self) -> list[tuple[str, str, bool]]:
-        """The cells as (value, interval, struck). Intervals break lines only between percentiles."""
-        return [
-            (value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99"), struck)
-            for (value, interval), struck in zip(self.cells, self.struck or [False] * len(self.cells), strict=True)
-        ]
+    def unbroken(self) -> list[Cell]:
+        """The cells, whose intervals break lines only between percentiles."""
+        return [(value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99")) for value, interval in self.cells]
 
 
 @dataclass(frozen=True)
@@ -187,9 +182,7 @@ def _table(source: Source) -> dict[str, Sequence[TableLine]]:
 
 def _line(column: Column, summary: Summary) -> TableLine:
     policies = summary.policies.values()
-    return TableLine(
-        column.title, column.meaning, [*map(column.cell, policies)], [column.is_struck(policy) for policy in policies]
-    )
+    return TableLine(column.title, column.meaning, [*map(column.cell, policies)])
 
 
 def _groups(summary: Summary) -> dict[str, Sequence[TableLine]]:

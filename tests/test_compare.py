@@ -94,6 +94,9 @@ def test_a_run_compared_with_itself_differs_in_nothing() -> None:
     assert comparison.differences == []
     assert comparison.warning is None
     assert "from chance alone" in comparison.conclusions[0]
+    assert "alternate" not in " ".join(comparison.conclusions)
+    another = compare(make_run(), make_rows(), make_run(started="2001-01-01T00:00:00+00:00"), make_rows())
+    assert "The runs did not alternate" in another.conclusions[-1]
     assert [(each.a.policy, each.b.policy) for each in comparison.policies] == [(name, name) for name in POLICIES]
     for each in comparison.policies:
         assert (each.num_problems, each.num_rows, each.a, each.b.num_unpaired) == (40, 40, each.b, 0)

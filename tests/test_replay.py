@@ -149,6 +149,7 @@ def test_the_errors_of_a_replay_name_the_policy_that_they_mean(run: Path, tmp_pa
         refused = invoke("replay", run, "--policy", paths[0], "--policy", paths[1], *sweep)
         assert isinstance(refused.exception, UsageError)
         assert str(refused.exception).startswith("'odd' cannot be replayed: it differs from the recorded 'given'")
+        assert "settings of" not in refused.stderr, "it is refused before the sweep"
 
 
 def test_the_table_of_a_replay_is_written_as_json_without_a_guess_of_the_accuracy(run: Path) -> None:
@@ -173,6 +174,8 @@ def test_a_sweep_shows_its_progress_and_is_written_as_csv_and_plotted(run: Path,
     with (tmp_path / "replay.csv").open() as stream:
         rows = [*csv.DictReader(stream)]
     assert {"given", "bold"} < {row["policy"] for row in rows}
+    settings = [row["policy"].partition(" ")[2] for row in rows if " " in row["policy"]]
+    assert len(settings) == len(set(settings)) > 1, "policies that differ in their thresholds share a sweep"
     assert all(float(row["speedup"]) > 0 and row["departure"] for row in rows)
     on_front = [row["policy"] for row in rows if row["front"] == "True"]
     assert on_front

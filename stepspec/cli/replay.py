@@ -1,5 +1,6 @@
 """`stepspec replay`: estimate policies from the recorded steps of a run, without a model."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +14,10 @@ from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.evaluation.replay import Replayed, front, read_costs, read_recordings, replay
 from stepspec.evaluation.replay.path import make_path
+from stepspec.evaluation.replay.totals import replayable
 from stepspec.evaluation.run import calibrated_settings, load_named
 from stepspec.loop.calibrated import setting_at
+from stepspec.loop.policy import Policy
 
 
 def main(
@@ -38,6 +41,7 @@ def main(
         settings = calibrated_settings(name, each, recordings.run.pair, record=True)
         setting = setting_at(settings, recordings.run.temperature)
         policies[name] = each if setting is None else setting.applied(each)
+        replayable(name, policies[name], recordings)
     if sweep:
         with make_meter() as meter:
             for name, each in list(policies.items()):
@@ -46,6 +50,7 @@ def main(
                     words = [*(f"{value:g}" for value in setting.thresholds.values())]
                     words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
                     policies[f"{name} {'/'.join(words)}"] = setting.policy
+        policies = _without_repeats(policies)
     replayed = replay(policies, recordings, hardware)
     best = front(replayed)
     figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]
@@ -57,6 +62,14 @@ def main(
         from stepspec.evaluation.report.plots import replay_plot  # loads matplotlib
 
         write_plots(((plot.title, plot) for plot in replay_plot(replayed)), plots)
+
+
+def _without_repeats(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Return the policies without those that differ from one before them in nothing but texts."""
+    first: dict[str, str] = {}
+    for name, each in policies.items():
+        first.setdefault(each.model_dump_json(exclude={"summary", "paper"}), name)
+    return {name: policies[name] for name in first.values()}
 
 
 def _figures(each: Replayed, best: list[str]) -> dict[str, object]:

@@ -130,7 +130,8 @@ def conclusions(
         sentences.append("The concurrency differs, so times include how long requests waited for each other.")
     if "grader" in roots:
         sentences.append("The answers were not graded by the same rule, so accuracies cannot be compared.")
-    sentences.append("The runs did not alternate, so time ratios include other changes on the machine in between.")
+    if a != b:
+        sentences.append("The runs did not alternate, so time ratios include other changes on the machine in between.")
     return sentences
 
 

@@ -106,6 +106,7 @@ def pair_facts(pair: Pair) -> PairFacts:
         policies[name] = None
         try:
             policy = load_policy(name)[0]
+            pair.target.tokenizer.render(QUESTION, add_generation_prompt=True)
             if pair.draft is None and policy.needs_draft:
                 raise UsageError("It needs a draft.")
             settings = settings_of(policy, pair.hash)

@@ -107,7 +107,7 @@ def _speed(costs: ModelCosts) -> str:
 
 def _thinking(model: ModelFacts) -> str:
     if not model.has_template:
-        return "unknown: the model has no chat template, so it cannot answer questions"
+        return "unknown: without a chat template, it cannot answer questions"
     if model.thinking is None:
         return "not marked: its steps are the answer"
     return "; ".join(_parts(model.thinking))

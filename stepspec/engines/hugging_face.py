@@ -137,7 +137,8 @@ class HuggingFaceTokenizer:
         arguments: Mapping[str, Any] = {},
     ) -> str:
         if not self.own.chat_template:
-            raise UsageError("The model has no chat template, so it does not support messages.")
+            name = self.own.name_or_path or "The model"
+            raise UsageError(f"{name} has no chat template. Add chat_template.jinja beside its weights.")
         try:
             return self.own.apply_chat_template(
                 self._form.fitted(messages),

@@ -63,6 +63,15 @@ def test_a_model_is_described(config: str, family: str, tmp_path: Path) -> None:
     assert ("turned on with enable_thinking=true" in text) == FAMILIES[family].switches
 
 
+def test_without_a_chat_template_no_policy_runs(tmp_path: Path) -> None:
+    target = save(tmp_path / "bare", "gemma3", FAMILIES["gemma4"])
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    facts = facts_of(target)
+    remedy = "has no chat template. Add chat_template.jinja beside its weights."
+    assert all(problem == f"{tmp_path / 'bare'} {remedy}" for problem in facts.policies.values())
+    assert "runs" not in "\n".join(lines_of(facts, {})).partition("Policies")[2]
+
+
 def test_a_draft_of_another_family_fits_for_steps(tmp_path: Path) -> None:
     target = save(tmp_path / "target", "gpt-oss", FAMILIES["gpt-oss"])
     facts = facts_of(target, save(tmp_path / "draft", "qwen3", FAMILIES["qwen3"]))

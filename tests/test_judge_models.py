@@ -158,7 +158,7 @@ def test_models_are_closed_if_a_later_one_cannot_be_loaded(
     assert closed == ["embedded target", "embedded draft"]
     plain = tmp_path / "plain"
     shutil.copytree(folders["reward"], plain, ignore=shutil.ignore_patterns("chat_template*"))
-    with pytest.raises(ModelError, match=r"cannot give rewards. .*/plain has no chat template\. Add chat_template\.jinja"):
+    with pytest.raises(ModelError, match=r"cannot .*plain has no chat template\. Add chat_template\.jinja"):
         load_pair(judges={"reward": f"torch:{plain}"})
     assert closed == ["embedded target", "embedded draft"] * 2
     with pytest.raises(UsageError, match="engine of judge models"):

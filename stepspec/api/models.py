@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepspec.api.pairs import EMBEDDED_NAME, pair_specs
-from stepspec.api.scope import FILE as SCOPE_FILE
 from stepspec.api.scope import PairScope, PromptReader
 from stepspec.base.extras import from_extra
 from stepspec.engines.judge_model import JudgeModel
@@ -189,7 +188,7 @@ def load_pair(
         target, draft, pair=pair, needs_draft=needs_draft, judges=judges, judge_names=judge_names
     )
     folder = models.folder
-    scope = PairScope.load(folder) if notes and folder is not None and (folder / SCOPE_FILE).exists() else None
+    scope = PairScope.find(folder) if notes else None
     loaded: list[Any] = []
     try:
         loaded.append(target_engine := _load_engine(models.target, models.titles[0]))

@@ -37,6 +37,11 @@ class PairScope(FileModel):
         """Load the description from the folder of a pair."""
         return cls.model_validate_json((folder / FILE).read_bytes())
 
+    @classmethod
+    def find(cls, folder: Path | None) -> "PairScope | None":
+        """Load the description from the folder of a pair; None if it has none."""
+        return cls.load(folder) if folder is not None and (folder / FILE).exists() else None
+
     def note(self, mean_logprob: float | None) -> str | None:
         """Return `knows` for a prompt below the bound, else None. `mean_logprob`: see `PromptReader`."""
         return None if mean_logprob is None or mean_logprob >= self.least_logprob else self.knows

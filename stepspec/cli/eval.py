@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
 
+from stepspec.api.scope import PairScope
 from stepspec.base.printable import printable
 from stepspec.cli.completion import names_of
 from stepspec.cli.executor import executor_for, loader
@@ -206,14 +208,16 @@ class _EvalPlan:
             wanted = {name: (proposing(policy, found[name]), text) for name, (policy, text) in policies.items()}
             fitted = await executor.call(lambda pair: fit_policies(wanted, pair, leave_out=leave_out))
             prompts = list[float]()
-            if any(setting.reads_prompts for settings in found.values() for setting in settings):
+            scope = await executor.call(lambda pair: PairScope.find(pair.folder))
+            if scope is not None or any(setting.reads_prompts for settings in found.values() for setting in settings):
                 read = partial(prompt_logprobs, self.benchmark, self.problems.problems, NUM_READ)
                 prompts = await executor.call(read)
             about = self.name, self.benchmark, self.problems, fitted.policies
             compare = partial(conditions, *about, calibrated=found, prompts=prompts)
             records = [await executor.call(partial(compare, settings)) for settings, _ in runs]
             notes = [f"{name}: {note}" for run in records for name, each in run.policies.items() for note in each.notes]
-            for note in dict.fromkeys([*fitted.notes, *notes]):
+            unlike = scope.note(median(prompts)) if scope is not None and prompts else None
+            for note in dict.fromkeys([*filter(None, [unlike]), *fitted.notes, *notes]):
                 print(printable(note), file=sys.stderr)
             with make_meter() as meter:
                 return [

@@ -89,6 +89,15 @@ def test_run_says_first_what_the_pair_knows_and_stops(options: list[str]) -> Non
     assert done.stderr == f"stepspec: {PairScope.load(EMBEDDED).knows}\n"
 
 
+@pytest.mark.parametrize("name", ["typed", "gsm-mini"])
+def test_an_evaluation_says_first_that_the_problems_are_others(name: str, tmp_path: Path) -> None:
+    settings = ("--limit", "2", "--policy", "target", "--max-tokens", "8", "--output", tmp_path / "run")
+    done = stepspec("eval", name, *settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(PairScope.load(EMBEDDED).knows) == (name == "typed")
+    assert f"{name}, temperature 0, concurrency 1, at most 8 tokens, the embedded pair:" in " ".join(done.stdout.split())
+
+
 async def test_the_note_does_not_count_as_a_cached_prompt() -> None:
     question = "".join(random.Random(0).choices("abc def ", k=300))
     async with StepSpec(policy="target") as spec:

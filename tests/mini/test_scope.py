@@ -95,7 +95,8 @@ def test_an_evaluation_says_first_that_the_problems_are_others(name: str, tmp_pa
     done = stepspec("eval", name, *settings)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(PairScope.load(EMBEDDED).knows) == (name == "typed")
-    assert f"{name}, temperature 0, concurrency 1, at most 8 tokens, the embedded pair:" in " ".join(done.stdout.split())
+    title = f"{name}, temperature 0, concurrency 1, at most 8 tokens, the embedded pair: 2 problems, 95% intervals"
+    assert title in " ".join(done.stdout.split())
 
 
 async def test_the_note_does_not_count_as_a_cached_prompt() -> None:

@@ -9,7 +9,7 @@ from make_runs import make_run
 
 from evals.bench.results import read_results
 from stepspec.evaluation.records import Summary, TokenRecord
-from stepspec.evaluation.report.colours import PALETTE, series
+from stepspec.evaluation.report.colours import PALETTE, series, without_values
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.bars import fates
 from stepspec.evaluation.report.tally import RunTally
@@ -79,6 +79,32 @@ def test_what_was_not_run_is_named_within_the_figure() -> None:
     tradeoff = plot_sections("k", run, summary, RunTally())["All policies"][0].svg
     (left,) = re.findall(r'translate\((-?[\d.]+) [\d.]+\)">\(not run: draft, always, specreason-decode\)<', tradeoff)
     assert float(left) > 0
+
+
+def test_variants_of_a_policy_share_a_color_and_are_labelled_by_their_values() -> None:
+    run, summary = read_results(STORED)[0]
+    chosen = summary.policies["stepspec"]
+    names = [f"fly:token.width={width}" for width in (2, 3)]
+    policies = {name: summary.policies[name] for name in ("target", "token")} | dict.fromkeys(names, chosen)
+    made = summary.model_copy(update={"policies": policies})
+    plot = plot_sections("k", run, made, RunTally())["All policies"][0]
+    image = ElementTree.fromstring(plot.image())
+    texts = {element.text: element.get("style", "") for element in image.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"target", "token", "2", "3", "fly:token.width"} < texts.keys()
+    assert not texts.keys() & {*names}
+    shades = [re.findall(r"fill: [^;]*", texts[label]) for label in ("token", "2", "3")]
+    assert shades[0] != shades[1] == shades[2]
+    caption = " ".join(text for text in texts if text and "font-size: 11px; fill: var(--muted)" in texts[text])
+    assert caption.endswith("Speeds that do not count are not shown.")
+    assert plot.caption == caption
+    top, bottom = (float(each.attrib["viewBox"].split()[3]) for each in (ElementTree.fromstring(plot.svg), image))
+    assert bottom > top
+
+
+def test_the_colors_of_a_sweep_are_those_of_its_policies() -> None:
+    colours = series(["two-level", "two-level -2.5/-3", "token", "a:k=1:l=2", "a:k=2:l=1"], without_values)
+    assert colours["two-level"] == colours["two-level -2.5/-3"] != colours["token"]
+    assert colours["a:k=1:l=2"] == colours["a:k=2:l=1"] != colours["token"]
 
 
 def test_the_pareto_front_contains_only_undominated_points() -> None:

@@ -4,7 +4,8 @@ The colors of policies and of steps are distinguishable with color blindness (M.
 2008). Everything that a color shows is also written as text.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 # Name: on light, on dark.
 PALETTE: Mapping[str, tuple[str, str]] = {
@@ -39,6 +40,8 @@ PALETTE: Mapping[str, tuple[str, str]] = {
 }
 
 _NAMES: Sequence[str] = tuple(PALETTE)
+_VALUE = re.compile(r":[\w.-]+=| (?=-?[\d.]\S*$)")
+"""What is before a value in a name."""
 NUM_SERIES = sum(name.startswith("series-") for name in _NAMES)
 
 
@@ -57,8 +60,18 @@ def css(dark: bool) -> str:
     return "".join(f"--{name}:{colours[dark]};" for name, colours in PALETTE.items())
 
 
-def series(policies: Sequence[str]) -> dict[str, str]:
-    """Return the color name of each policy. The target always has the neutral color."""
-    others = [policy for policy in policies if policy != "target"]
-    names = {policy: f"series-{1 + index % (NUM_SERIES - 1)}" for index, policy in enumerate(others)}
-    return {policy: names.get(policy, "series-0") for policy in policies}
+def series(policies: Sequence[str], group: Callable[[str], str] = str) -> dict[str, str]:
+    """Return the color name of each policy. Those of one group share it, and the target has the neutral color."""
+    others = dict.fromkeys(group(policy) for policy in policies if policy != "target")
+    names = {each: f"series-{1 + index % (NUM_SERIES - 1)}" for index, each in enumerate(others)}
+    return {policy: names.get(group(policy), "series-0") for policy in policies}
+
+
+def without_values(name: str) -> str:
+    """Return the policy and the keys of a variant, or the policy of a setting of a sweep; else the name itself."""
+    return "".join([_VALUE.split(name)[0], *_VALUE.findall(name)]).replace("=", "").strip()
+
+
+def values_of(name: str) -> str:
+    """Return the values of a variant, or the thresholds of a setting of a sweep; empty for other policies."""
+    return ", ".join(_VALUE.split(name)[1:])

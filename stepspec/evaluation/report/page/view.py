@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
-from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.colours import series, without_values
 from stepspec.evaluation.report.conditions import (
     commit_in_words,
     device_in_words,
@@ -152,7 +152,7 @@ def _tiles(summary: Summary) -> list[Tile]:
 
 
 def _heads(run: RunRecord, summary: Summary) -> list[ColumnHead]:
-    colours, chosen = series(list(summary.policies)), chosen_policy(summary)
+    colours, chosen = series(list(summary.policies), without_values), chosen_policy(summary)
     return [
         ColumnHead(
             name,

@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ WIDTH, HEIGHT = 400, 300
 """CSS pixels at scale 1. Small, so that text stays legible on a phone that is 320 pixels wide."""
 FONT_SIZE = 12.0
 MAX_LABEL = 22
+CAPTION_WIDTH = 66
+"""Characters in a line of the caption of a file."""
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}"
 _COORDINATES = {"d", "x", "y", "transform", "width", "height", "points"}
@@ -38,13 +41,18 @@ class Plot:
     svg: str
 
     def image(self) -> str:
-        """Return the SVG as a file of its own: with a size, and with the page's colors in both themes."""
+        """Return the SVG as a file of its own: with its caption, and with the page's colors in both themes."""
         themes = f":root{{{css(dark=False)}}}@media (prefers-color-scheme:dark){{:root{{{css(dark=True)}}}}}"
         page = "svg{background:var(--card);font-family:system-ui,sans-serif}"
         root = ElementTree.fromstring(self.svg)
         root.attrib.pop("aria-describedby", None)
-        _, _, width, height = root.attrib["viewBox"].split()
-        root.attrib |= {"width": width, "height": height}
+        *_, width, height = root.attrib["viewBox"].split()
+        lines = textwrap.wrap(self.caption, CAPTION_WIDTH)
+        for number, line in enumerate(lines, 1):
+            place = {"x": "8", "y": f"{float(height) + 15 * number:g}", "style": "font-size: 11px; fill: var(--muted)"}
+            ElementTree.SubElement(root, f"{SVG}text", place).text = line
+        height = f"{float(height) + 15 * len(lines) + (10 if lines else 0):g}"
+        root.attrib |= {"width": width, "height": height, "viewBox": f"0 0 {width} {height}"}
         style = ElementTree.Element(f"{SVG}style")
         style.text = themes + page
         root.insert(0, style)

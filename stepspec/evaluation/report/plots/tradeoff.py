@@ -8,7 +8,7 @@ from matplotlib.transforms import Bbox
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.replay.totals import Replayed, departures
 from stepspec.evaluation.report.cells import joined, percent_with_interval, times
-from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.colours import series, values_of, without_values
 from stepspec.evaluation.report.findings import not_run
 from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
 from stepspec.evaluation.stats import pareto_front
@@ -46,7 +46,7 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     with canvas() as chart:
         chart.axes.set_xlabel(f"times as fast as the target alone{missing}")
         chart.axes.set_ylabel(f"{summary.named('correct answers')}, %")
-        _draw(chart, points, series(list(summary.policies)))
+        _draw(chart, points, series(list(summary.policies), without_values))
         yield chart.plot(
             f"{key}-tradeoff",
             "Accuracy against speed",
@@ -69,7 +69,7 @@ def replay_plot(replayed: Sequence[Replayed]) -> Iterator[Plot]:
         chart.axes.set_xlabel("times as fast as the target alone, estimated")
         chart.axes.set_ylabel("departure, nats a request" if has_nats else "steps accepted, share of the judged")
         chart.axes.yaxis.set_major_formatter(lambda value, _: f"{0 - value:g}")
-        _draw(chart, points, series([each.name for each in replayed]))
+        _draw(chart, points, series([each.name for each in replayed], without_values))
         yield chart.plot("replay", "Departure against speed", "Better is up and to the right.")
 
 
@@ -77,6 +77,11 @@ def _draw(chart: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> N
     _draw_front(chart, points)
     for point in points:
         _draw_point(chart, point, colours[point.name])
+    groups = {without_values(name): shade for name, shade in colours.items() if values_of(name)}
+    for name, shade in groups.items():
+        chart.axes.scatter([], [], color=colour(shade), label=name)
+    if groups:
+        chart.figure.legend(loc="outside upper left")
     chart.axes.margins(0.12, 0.15)
     _draw_labels(chart, points, colours)
 
@@ -125,11 +130,12 @@ def _draw_labels(chart: Canvas, points: Sequence[_Point], colours: dict[str, str
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in at.values()]
     for point in points:
         x, y = at[point.name]
-        spots = [(spot, _label_box(label(point.name), x, y, spot)) for spot in _LABEL_SPOTS]
+        text = label(values_of(point.name) or point.name)
+        spots = [(spot, _label_box(text, x, y, spot)) for spot in _LABEL_SPOTS]
         spot, box = min(spots, key=lambda each: _cost(each[1], taken, bounds))
         taken.append(box)
         chart.axes.annotate(
-            label(point.name),
+            text,
             (point.x, point.y),
             spot,
             textcoords="offset points",

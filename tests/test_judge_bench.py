@@ -4,6 +4,7 @@ import asyncio
 import csv
 import gzip
 import json
+import re
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import takewhile
@@ -235,7 +236,12 @@ def test_the_command_writes_table_plot_csv_and_json(tmp_path: Path) -> None:
     with (tmp_path / "out" / "judges.csv").open() as stream:
         rows = [*csv.DictReader(stream)]
     assert [row["judge"] for row in rows] == [each.judge for each in stored.judges]
+    assert [*rows[0]] == [*bench.HEADS, "area low", "area high"]
     assert [float(row["area"]) for row in rows] == pytest.approx([each.area for each in stored.judges])
+    seconds = [(each.ms or 0) / 1000 for each in stored.judges]
+    assert [float(row["a judgement"]) for row in rows] == pytest.approx(seconds)
+    assert [float(row["wrong in the best half"]) for row in rows] == [each.risks[50] for each in stored.judges]
+    assert "1.5 of the problems have a bad outcome, and an interval needs at least 20." in found.output
     assert all(f">{each.judge}<" in (tmp_path / "out" / "judges.svg").read_text() for each in stored.judges)
     lines_before = (tmp_path / "out" / "judgements.jsonl").read_text().split()
     assert invoke(data, "--output", tmp_path / "out").exit_code == 0
@@ -244,7 +250,15 @@ def test_the_command_writes_table_plot_csv_and_json(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert {file.name for file in (tmp_path / "other").iterdir()} == {"judges.json", "judgements.jsonl"}
     assert [file.name for file in (tmp_path / "plots").iterdir()] == ["judges.svg"]
-    assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,num_steps,num_scored,area,area_low,")
+    assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,steps,area,Brier score,risk area,")
+
+
+def test_results_of_different_data_are_in_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = invoke(write(tmp_path / "steps.jsonl", LINE), "--policy", "two-level")
+    assert found.exit_code == 0, found.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-judge-bench", folder.name)
 
 
 def test_without_a_wrong_step_there_is_no_area(tmp_path: Path) -> None:

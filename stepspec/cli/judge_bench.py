@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,9 @@ def main(
     draft: DraftOption = None,
     pair: PairOption = None,
     judge: JudgeOption = None,
-    output: Annotated[Path, typer.Option(help="Folder of the results, to store or resume.")] = Path("runs/judge-bench"),
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the results, to store or resume. Default: runs/TIME-judge-bench.")
+    ] = None,
     csv_file: CsvOption = None,
     plots: PlotsOption = None,
 ) -> None:
@@ -45,7 +48,8 @@ def main(
     models = load_pair(target, draft, pair=pair, needs_draft=False, notes=False, judges=specs, judge_names=wanted)
     about = {**conditions(), "data": data.name, "data_sha256": file_hash(data), "engines": engine_records(models)}
     judges, notes = bench.choose_judges(policies, models, solutions)
-    with resumable(output, chosen_by_us=False), make_meter() as meter:
+    chosen_by_us, output = output is None, output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-judge-bench")
+    with resumable(output, chosen_by_us=chosen_by_us), make_meter() as meter:
         meter.begin("steps")
         judged = bench.judge_steps(models, judges, solutions, output / "judgements.jsonl", meter.show)
         figures, errors = asyncio.run(judged)
@@ -58,6 +62,5 @@ def main(
     show(table, f"{bench.in_words(found)}. Intervals are 95%.", *unknown, *noted)
     write_text(output / "judges.json", found.model_dump_json(indent=2) + "\n")
     print(f"Stored in {output}: judges.json and judgements.jsonl.")
-    rows = [each.model_dump(exclude={"bins", "risks"}) | {"risk_at_50": each.risks.get(50)} for each in figures]
-    write_csv(rows, csv_file or output / "judges.csv")
+    write_csv(bench.csv_rows(figures), csv_file or output / "judges.csv")
     write_plots([("judges", risk_plot("judges", {each.judge: each.risks for each in figures}))], plots or output)

@@ -329,6 +329,16 @@ def judge_bench(about: Mapping[str, Any], solutions: Sequence[LabelledSolution])
     )
 
 
+def csv_rows(judges: Sequence[JudgeFigures]) -> list[dict[str, object]]:
+    """Return the figures of judges by `HEADS`, with the ends of the interval, and times in seconds."""
+    found = list[dict[str, object]]()
+    for each in judges:
+        figures = each.judge, each.num_scored, each.area, each.brier, each.risk_area, each.risks.get(50)
+        heads, ends = (*HEADS, "area low", "area high"), (each.area_low, each.area_high)
+        found.append(dict(zip(heads, (*figures, each.ms and each.ms / 1000, each.passes, *ends), strict=True)))
+    return found
+
+
 def rows_of(found: JudgeBench) -> list[list[str]]:
     """Return the rows of the table, by `HEADS`."""
     return [

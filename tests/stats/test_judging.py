@@ -74,7 +74,7 @@ def test_an_area_needs_two_large_overlapping_classes() -> None:
     good = np.arange(300) >= num_bad
     few = auc(rng.normal(size=300), good, np.arange(300))
     assert (few.value, few.interval) == (None, None)
-    assert few.why == "49 of the problems have a bad outcome, and an area needs at least 50"
+    assert few.why == "49 of the problems have a bad outcome, and an interval needs at least 50"
     assert "good outcome" in (auc(rng.normal(size=300), ~good, np.arange(300)).why or "")
     # More steps of the same problems do not count as more problems.
     assert auc(rng.normal(size=300), rng.random(300) < 0.5, np.arange(300) % num_bad).value is None

@@ -80,7 +80,7 @@ def auc(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, min_class: 
     sizes = dict(zip(("good", "bad"), (float(np.minimum(each, 1).sum()) for each in counts), strict=True))
     smaller = min(sizes, key=lambda name: sizes[name])
     if (n := sizes[smaller]) < min_class:
-        return Area(why=f"{n:.4g} of the problems have a {smaller} outcome, and an area needs at least {min_class}")
+        return Area(why=f"{n:.4g} of the problems have a {smaller} outcome, and an interval needs at least {min_class}")
     beats, loses = _beaten(score, good)
     area = float(good @ beats / good.sum())
     if not 0 < area < 1:

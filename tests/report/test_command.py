@@ -17,6 +17,7 @@ from stepspec.cli.report import main as report_runs
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.report.figures import GROUPS
 from stepspec.evaluation.run import summarise
+from stepspec.evaluation.runs import read_run
 
 STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 POLICIES = ["target", "token", "two-level"]
@@ -84,6 +85,12 @@ def test_figures_are_written_as_csv_and_plots_as_svg(tmp_path: Path) -> None:
     assert f"Wrote {file}." in stdout
     with file.open(newline="") as stream:
         rows = {(row["concurrency"], row["policy"]): row for row in csv.DictReader(stream)}
+    row = next(iter(rows.values()))
+    run = read_run(tmp_path / "runs" / "c4")
+    assert [row[name] for name in ("max_tokens", "commit")] == [str(run.max_tokens), run.commit or ""]
+    assert float(row["temperature"]) == run.temperature
+    names = {role: engine.name if engine else "" for role, engine in run.engines.items()}
+    assert {role: row[role] for role in ("target", "draft")} == names
     assert len(rows) == 2 * len(ALL_POLICIES)
     titles = {column.title for columns in GROUPS.values() for column in columns}
     apart = {"lost, won", "latency", "to the first thought", "to the first answer", "longest gap"}

@@ -34,6 +34,7 @@ from stepspec.evaluation.report import (
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.report.conditions import pair_in_words
 from stepspec.evaluation.report.figures import SPEEDUP
+from stepspec.evaluation.report.tables import MAX_POLICIES
 from stepspec.evaluation.stats import MatchedPolicy, fastest
 
 TARGET = PolicySummary(
@@ -227,6 +228,17 @@ def test_the_terminal_has_a_dash_for_the_speed_and_counts_texts_without_an_answe
     assert "700 of 1,000" in rows["truncated"]
     assert "2 of 1,000" in rows["no answer"]
     assert REASON in " ".join(rendered(160, WITHOUT).split())
+
+
+def test_a_table_of_many_policies_has_a_row_for_each() -> None:
+    names = [f"token:token.num_tokens={number}" for number in range(MAX_POLICIES)]
+    many = SUMMARY.model_copy(update={"policies": {"target": TARGET} | dict.fromkeys(names, STEPSPEC)})
+    rows = {line.split("  ")[0].strip(): line.split() for line in rendered(160, many).splitlines()}
+    for name in names:
+        assert rows[name][1:] == ["92.5%", "-0.6%", "30,", "24", "not", "known", "2.35×", "0.80×", "81.5%", "70.0%"]
+    few = many.model_copy(update={"policies": dict.fromkeys(names, STEPSPEC)})
+    assert "truncated" in rendered(300, few)
+    assert "truncated" not in rendered(300, many)
 
 
 def test_the_title_counts_the_problems_that_only_some_policies_finished() -> None:

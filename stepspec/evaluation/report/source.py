@@ -51,10 +51,12 @@ def figure_rows(source: Source) -> list[dict[str, object]]:
     """Return the figures of each policy of a run as numbers, by the titles of the tables."""
     summary, best = source.summary, front(source.summary)
     columns = [*chain(*GROUPS.values()), *repeat_columns(summary)]
-    about = source.run.model_dump(include={"benchmark", "temperature", "concurrency", "seed"})
+    about = source.run.model_dump(include={"benchmark", "temperature", "max_tokens", "concurrency", "seed", "commit"})
+    models = {role: engine and engine.name for role in ("target", "draft") for engine in [source.run.engines.get(role)]}
     return [
         {
             **about,
+            **models,
             "reading": summary.reading,
             "policy": name,
             "problems": policy.n,

@@ -17,6 +17,11 @@ from stepspec.evaluation.report.findings import (
     variants_on_front,
 )
 
+MAX_POLICIES = 7
+"""Most policies that have a column each in a terminal table."""
+MAIN = COLUMNS[:8]
+"""The columns of a terminal table of more policies."""
+
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
     """Return the terminal table at the end of an evaluation, with the most important figures."""
@@ -30,13 +35,20 @@ def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] =
 
 
 def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
-    """Return a terminal table with a row for each figure, so that several policies fit into 80 columns."""
+    """Return a terminal table with a row for each figure, so that several policies fit into 80 columns, or with a row
+    for each of many policies."""
     run = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
     title = Text(f"{run}: {problems_in_words(summary)}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     if notes := [*speeds_that_do_not_count(summary), *steps_not_proposed(summary), *variants_on_front(summary)]:
         table.caption, table.caption_justify = Text("\n".join(notes)), "left"
     table.add_column("")
+    if len(summary.policies) > MAX_POLICIES:
+        for column in (shown := named(MAIN, summary)):
+            table.add_column(column.title, justify="right")
+        for name, each in summary.policies.items():
+            table.add_row(Text(name), *(_lines(column.cell(each)) for column in shown))
+        return table
     for name in summary.policies:
         table.add_column(Text(name), justify="right", overflow="fold")
     for column in named(columns, summary):

@@ -22,7 +22,6 @@ from stepspec.evaluation.report.figures import (
     SPEEDUP,
     SPEEDUP_VS_TOKEN,
     STEPS_ACCEPTED,
-    Column,
     is_known,
     named,
     repeat_columns,
@@ -169,7 +168,9 @@ def _table(source: Source) -> dict[str, Sequence[TableLine]]:
     policies = source.summary.policies
     table: dict[str, Sequence[TableLine]] = {
         group: [
-            _line(column, source.summary) for column in named(columns, source.summary) if is_known(column, policies)
+            TableLine(column.title, column.meaning, [*map(column.cell, policies.values())])
+            for column in named(columns, source.summary)
+            if is_known(column, policies)
         ]
         for group, columns in {**GROUPS, "Repeats": repeat_columns(source.summary)}.items()
     }
@@ -178,11 +179,6 @@ def _table(source: Source) -> dict[str, Sequence[TableLine]]:
             TableLine(extra.title, extra.meaning, [extra.cells[name] for name in policies]) for extra in source.extras
         ]
     return {group: lines for group, lines in table.items() if lines}
-
-
-def _line(column: Column, summary: Summary) -> TableLine:
-    policies = summary.policies.values()
-    return TableLine(column.title, column.meaning, [*map(column.cell, policies)])
 
 
 def _groups(summary: Summary) -> dict[str, Sequence[TableLine]]:

@@ -277,7 +277,8 @@ def test_a_run_says_what_its_calibration_does_not_cover(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     _, results, setting = found
     store(setting.model_copy(update={"steps": True}), "two-level", results.identity.pair)
-    overhead = "Certified without max_overhead. With 0.02 the models take turns in other places."
+    taken = "With 0.02 the models take turns in other places, which depend on measured times."
+    overhead = f"Certified without max_overhead. {taken} To be covered, leave it out."
     other = "Certified for another kind of problems (gsm-mini). Run `stepspec calibrate`."
     for name, expected in (("gsm-mini", [overhead]), ("typed", [other, overhead])):
         folder = tmp_path / name
@@ -286,6 +287,7 @@ def test_a_run_says_what_its_calibration_does_not_cover(
         assert done.exit_code == 0, done.output
         run = read_run(folder)
         assert [*run.policies["two-level"].notes] == expected
+        assert "With calibrated thresholds: two-level." in done.stderr
         assert run.policies["target"].notes == ()
         warnings = findings(run, read_summary(folder)).warnings
         for note in expected:

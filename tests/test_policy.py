@@ -149,6 +149,10 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
             "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'decision', ",
         ),
         (
+            HEAD + '[[judges]]\nkind = "ratin"',
+            "'yes-no'. For another one, install its package.",
+        ),
+        (
             HEAD + "[[judges]]\nthreshold = 3",
             "judges.0 needs a kind. Known: 'always', 'decision', 'draft-confidence', ",
         ),

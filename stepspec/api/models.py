@@ -301,7 +301,8 @@ def check_spec(spec: str, engines: Mapping[str, Any]) -> None:
     """
     kind, separator, name = spec.partition(":")
     if not separator or not name:
-        raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, such as torch:NAME, or a model's folder.")
+        folder = f"There is no folder {spec!r} with a config.json"
+        raise UsageError(f"{spec!r} does not name a model. {folder}. For a name, write KIND:NAME, such as torch:NAME.")
     if kind not in engines:
         raise UsageError(unknown_name("engine kind", kind, engines))
     path = name.partition("?")[0]

@@ -79,9 +79,9 @@ def _unknown_value(problem: Problem, where: str, model: Table) -> str:
 
 def _unknown_tag(problem: Problem, where: str, model: Table) -> str:
     context = problem["ctx"]
-    return (
-        f"{where}.{_quoted(context['discriminator'])[0]} {_nearest(context['tag'], _quoted(context['expected_tags']))}"
-    )
+    nearest = _nearest(context["tag"], _quoted(context["expected_tags"]))
+    package = " For another one, install its package." if problem["loc"][0] == "judges" else ""
+    return f"{where}.{_quoted(context['discriminator'])[0]} {nearest}{package}"
 
 
 def _missing_tag(problem: Problem, where: str, model: Table) -> str:

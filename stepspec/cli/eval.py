@@ -217,6 +217,9 @@ class _EvalPlan:
             records = [await executor.call(partial(compare, settings)) for settings, _ in runs]
             notes = [f"{name}: {note}" for run in records for name, each in run.policies.items() for note in each.notes]
             unlike = scope.note(median(prompts)) if scope is not None and prompts else None
+            settings = {name: each.calibrated for run in records for name, each in run.policies.items()}
+            if tuned := [name for name, each in settings.items() if each is not None and each.steps]:
+                notes.append(f"With calibrated thresholds: {', '.join(tuned)}.")
             for note in dict.fromkeys([*filter(None, [unlike]), *fitted.notes, *notes]):
                 print(printable(note), file=sys.stderr)
             with make_meter() as meter:

@@ -1,6 +1,5 @@
 """`stepspec replay`: estimate policies from the recorded steps of a run, without a model."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,6 @@ from stepspec.evaluation.replay.path import make_path
 from stepspec.evaluation.replay.totals import replayable
 from stepspec.evaluation.run import calibrated_settings, load_named
 from stepspec.loop.calibrated import setting_at
-from stepspec.loop.policy import Policy
 
 
 def main(
@@ -50,7 +48,8 @@ def main(
                     words = [*(f"{value:g}" for value in setting.thresholds.values())]
                     words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
                     policies[f"{name} {'/'.join(words)}"] = setting.policy
-        policies = _without_repeats(policies)
+        first = {each.model_dump_json(exclude={"summary", "paper"}): name for name, each in reversed(policies.items())}
+        policies = {name: each for name, each in policies.items() if name in first.values()}
     replayed = replay(policies, recordings, hardware)
     best = front(replayed)
     figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]
@@ -62,14 +61,6 @@ def main(
         from stepspec.evaluation.report.plots import replay_plot  # loads matplotlib
 
         write_plots(((plot.title, plot) for plot in replay_plot(replayed)), plots)
-
-
-def _without_repeats(policies: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Return the policies without those that differ from one before them in nothing but texts."""
-    first: dict[str, str] = {}
-    for name, each in policies.items():
-        first.setdefault(each.model_dump_json(exclude={"summary", "paper"}), name)
-    return {name: policies[name] for name in first.values()}
 
 
 def _figures(each: Replayed, best: list[str]) -> dict[str, object]:

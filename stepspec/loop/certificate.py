@@ -113,8 +113,8 @@ class Certificate(FileModel):
         if found:
             notes.append(([*found], f"Certified for {' and '.join(found.values())}. {NEXT_STEP}"))
         if max_overhead is not None:  # a calibration tests without a limit, which speculates on every step
-            taken = f"With {max_overhead:g} the models take turns in other places."
-            notes.append((("max_overhead",), f"Certified without max_overhead. {taken}"))
+            taken = f"With {max_overhead:g} the models take turns in other places, which depend on measured times."
+            notes.append((("max_overhead",), f"Certified without max_overhead. {taken} To be covered, leave it out."))
         return notes
 
     def _is_another_kind(self, prompts: Sequence[float]) -> bool:

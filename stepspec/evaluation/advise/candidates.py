@@ -64,7 +64,8 @@ def _add_token_level(candidates: Candidates, pair: Pair, trials: Sequence[Trial]
                 candidates.policies[f"{trial.drafter}-{trial.best_num_tokens}"] = fixed
         else:
             candidates.left_out[trial.drafter] = (
-                f"By a trial on a few prompts it would give {times(trial.predicted)[0]} at best"
+                "By a trial on a few prompts, which decides only what is run, it would give "
+                f"{times(trial.predicted)[0]} at best"
                 + ("." if trial is best or best is None else f", and {best.drafter} {times(best.predicted)[0]}.")
             )
 

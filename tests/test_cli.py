@@ -203,7 +203,7 @@ def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
         (("run", QUESTION, "--policy", "no/such.toml"), "no policy file at 'no/such.toml'"),
         (("run", QUESTION, "--temperature", "-1"), "temperature must be between 0 (greedy) and 10, got -1"),
         (("run", QUESTION, "--temperature", "nan"), "temperature must be a finite number, got nan"),
-        (("run", QUESTION, "--target", "nonsense", "--policy", "target"), "There is no folder 'nonsense' with a config.json. "),
+        (("run", QUESTION, "--target", "m/x", "--policy", "target"), "There is no folder 'm/x' with a config.json. "),
         (("run", QUESTION, "--target", "jax:x", "--policy", "target"), "no engine kind 'jax'"),
         (("run", QUESTION, "--draft", "torch:x"), "without a target"),
         (("run", QUESTION, "--top-p", "2"), "top_p must be above 0 and at most 1, got 2.0"),

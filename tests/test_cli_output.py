@@ -226,7 +226,7 @@ def test_a_folder_with_a_config_is_a_model_without_its_kind(tmp_path: Path) -> N
     models = [str(word) for each in folders.items() for word in each]
     assert invoke("run", QUESTION, "--quiet", *models).stdout.startswith("The answer is ")
     refused = CliRunner().invoke(app, ["run", QUESTION, "--policy", "target", "--target", str(tmp_path)])
-    assert "or a model's folder" in str(refused.exception)
+    assert f"There is no folder '{tmp_path}' with a config.json." in str(refused.exception)
 
 
 def test_lines_of_progress_say_how_many_seconds_are_left(monkeypatch: pytest.MonkeyPatch) -> None:

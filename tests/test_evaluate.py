@@ -22,6 +22,7 @@ from scripted_runs import POLICIES, Script, answer_right, make_problems, make_re
 from stepspec.api.models import Pair
 from stepspec.base.files import list_data_files
 from stepspec.cli.eval import print_tables
+from stepspec.cli.report import main as report_runs
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.machine import Processors
@@ -257,6 +258,8 @@ def test_a_run_of_which_no_request_finishes_is_an_error_with_the_reason(
     assert "on p1: It broke. All errors are in failures.jsonl. 'stepspec eval --retry-errors' repeats them." in failed
     assert headline.startswith("No policy that keeps the target's accuracy")
     assert "To see a report" in stored
+    report_runs([tmp_path / "some"])
+    assert failed in capsys.readouterr().out.splitlines()
 
 
 def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_path: Path) -> None:

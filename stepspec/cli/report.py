@@ -19,6 +19,7 @@ with from_extra("eval", "stepspec report"):
     from stepspec.cli.figures import CsvOption, PlotsOption, write_figures
     from stepspec.evaluation.calibrate.folder import read_results
     from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
+    from stepspec.evaluation.report.findings import failures_in_words
     from stepspec.evaluation.report.markdown import markdown_report
     from stepspec.evaluation.report.page import make_page
     from stepspec.evaluation.report.prices import Prices
@@ -50,7 +51,7 @@ def main(
     everything = [source for sources in reports.values() for source in sources]
     show(*map(calibration_table, calibrations.values()))
     for source, setting in zip(everything, _settings(everything), strict=True):
-        show(full_table(source.summary, setting=setting, extras=source.extras))
+        show(full_table(source.summary, setting=setting, extras=source.extras), *failures_in_words(source.summary))
     pages = {html: list(reports)} if html else {folder / "report.html": [folder] for folder in reports}
     texts = {markdown: list(reports)} if markdown else {folder / "report.md": [folder] for folder in reports}
     for file, folders in texts.items():

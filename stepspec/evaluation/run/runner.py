@@ -212,8 +212,8 @@ class Runner:
 
 def _failure(job: Job, error: Exception) -> Failure:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {"problem": job.problem.id, "policy": job.policy, "repeat": job.repeat}
-    return Failure(**about, error=str(error), at=now, too_long=isinstance(error, ContextError))
+    words, too_long = str(error), isinstance(error, ContextError)
+    return Failure(problem=job.problem.id, policy=job.policy, repeat=job.repeat, error=words, at=now, too_long=too_long)
 
 
 def _replace_surrogates(result: Result) -> Result:

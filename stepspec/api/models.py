@@ -48,7 +48,10 @@ JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds of judge models, like `ENGINES`."""
 
-NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
+NO_DRAFT = (
+    "The policy needs a draft model. Name one with --draft, or choose a policy that needs none: 'engine' for a target "
+    "on vLLM or a server, else 'lookup' or 'target'."
+)
 
 
 @dataclass(frozen=True)

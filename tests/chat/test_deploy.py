@@ -10,18 +10,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 import yaml
 from commands import stepspec
-from following import following_pair
+from following import FollowingEngine, following_pair
 from service import serving
 from typer.testing import CliRunner
 
 from stepspec.cli import app
 from stepspec.cli.sockets import listening_sockets
+from stepspec.engines.protocol import DrafterName
+from stepspec.serve.models import ServedModels
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 KEY = "sk-0123456789abcdef"
@@ -70,7 +74,8 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
     finally:
         process.kill()
         reports.close()
-    assert re.search(r"Model \S+: target embedded target \(float32\), draft embedded draft \(float32\), policy \S+\.", log), log
+    models = r"target embedded target \(float32\), draft embedded draft \(float32\)"
+    assert re.search(rf"Model \S+: {models}, policy \S+\.", log), log
     assert "Reloaded the API keys" in log
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):
@@ -90,6 +95,25 @@ def test_the_arguments_in_the_manifest_are_those_of_the_service(tmp_path: Path) 
     drain_s = float(given[given.index("--drain") + 1])
     pause_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= drain_s + pause_s + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "drafters", "policy", "leaves_out"),
+    [
+        ("served", ("engine",), "two-level", True),
+        ("served", ("engine",), "specreason", False),
+        ("served", ("draft-model",), "two-level", False),
+        ("target", ("engine",), "two-level", False),  # conftest.py has thresholds for this name
+    ],
+)
+def test_the_start_says_that_a_draft_is_not_used_for_want_of_thresholds(
+    name: str, drafters: Sequence[DrafterName], policy: str, leaves_out: bool
+) -> None:
+    pair = following_pair(name=name)
+    cast("FollowingEngine", pair.target).drafters = drafters
+    (line,) = ServedModels({"pair": pair}, policy).in_words
+    said = ". The draft is not used: there are no thresholds for this pair. Run `stepspec calibrate`"
+    assert line.endswith(f"policy {policy}{said if leaves_out else ''}")
 
 
 @pytest.mark.soak

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from stepspec.cli import app
 from stepspec.cli.sockets import listening_sockets
 from stepspec.engines.protocol import DrafterName
+from stepspec.loop.calibrated import user_folder
 from stepspec.serve.models import ServedModels
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
@@ -50,13 +51,17 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         port = each.getsockname()[1]
         each.close()
     assert sockets
-    options = f"--port {port}"
+    assert "LoadCredential=keys.toml:" in unit
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'version = 1\n[[keys]]\nname = "a"\nsha256 = "{"0" * 64}"\n')
 
-    def words(name: str) -> list[str]:
+    def words(name: str, options: str = f"--port {port}") -> list[str]:
         line = re.findall(rf"^{name}=/opt/stepspec/bin/stepspec (.*)$", unit, re.M)[0]
-        return shlex.split(line.replace("$OPTIONS", options))
+        return shlex.split(line.replace("%d/keys.toml", str(keys)).replace("$OPTIONS", options))
 
-    assert stepspec(*words("ExecStartPre")).returncode == 0
+    (shown,) = re.findall(r"^#   OPTIONS=(.*)$", unit, re.M)
+    for options in (f"--port {port}", f"{shown} --port {port}"):
+        assert stepspec(*words("ExecStartPre", options)).returncode == 0
     reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     reports.bind(str(tmp_path / "notify"))
     reports.settimeout(60)
@@ -82,6 +87,14 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         copy = tmp_path / "stepspec.service"
         copy.write_text(unit.replace("/opt/stepspec/bin/stepspec", sys.executable))
         subprocess.run(["systemd-analyze", "verify", str(copy)], check=True, timeout=60)
+
+
+def test_thresholds_are_where_unit_image_and_manifest_expect_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stepspec.service", "Containerfile"):
+        (folder,) = re.findall(r"XDG_CONFIG_HOME=(\S+)", text := (DEPLOY / name).read_text())
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+        assert f"{user_folder()}" in text
+    assert f"{user_folder()}/" in (DEPLOY / "kubernetes.yaml").read_text()
 
 
 def test_the_arguments_in_the_manifest_are_those_of_the_service(tmp_path: Path) -> None:

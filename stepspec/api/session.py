@@ -393,6 +393,9 @@ class StepSpec:
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
+        biased = frozenset(id for id, _ in sampling.logit_bias)
+        if biased and biased == self.pair.target.tokenizer.end_ids:  # what the service makes of `ignore_eos`
+            unusual["ignore_eos"] = unusual.pop("logit_bias")
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
         notes = setting.notes(self.pair.by_role, None, [] if mean_logprob is None else [mean_logprob], **known)

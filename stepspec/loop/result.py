@@ -93,6 +93,8 @@ class Result:
     """Why the draft proposed no step, or left the rest of the thinking to the target; None if it went on to its end."""
     limit: Limit | None = None
     """The limit that ended the text or its thinking, or None. If it cut the text, `finish_reason` is `length`."""
+    stop_string: str | None = None
+    """The string of `stop` that ended the answer, which does not contain it."""
     model: str = ""
     """Name of the target, or of the service's model."""
     policy: str = ""

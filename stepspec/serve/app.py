@@ -21,7 +21,9 @@ from stepspec.serve.document import (
     BODIES,
     CHAT_RESPONSES,
     COMPLETION_RESPONSES,
+    COUNT_RESPONSES,
     KEYED_RESPONSES,
+    MESSAGES_RESPONSES,
     MODEL_RESPONSES,
     RESPONSES_RESPONSES,
     TOKENIZE_RESPONSES,
@@ -30,6 +32,8 @@ from stepspec.serve.document import (
 from stepspec.serve.errors import error_body, headers_of, public_error, status_of
 from stepspec.serve.hosts import HostCheck
 from stepspec.serve.log import RequestLog, entry_of
+from stepspec.serve.messages_answer import MessagesAnswer, messages_error
+from stepspec.serve.messages_request import MessagesRequest
 from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
@@ -121,6 +125,27 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         answer = ResponsesAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
+    @app.post(
+        "/v1/messages", response_model=None, openapi_extra=BODIES["MessagesRequest"], responses=MESSAGES_RESPONSES
+    )
+    async def message(request: Request) -> Response:
+        """Generates the answer to a conversation, in the format of Anthropic's API."""
+        asked, run = await service.received(request, MessagesRequest)
+        (prompt,) = run.prompts
+        thinks = prompt.thinking is not None
+        answer = MessagesAnswer(run.model.name, run.policy, asked, len(prompt.prompt), thinks=thinks)
+        return await respond(request, run.events(), answer, stream=bool(asked.stream))
+
+    @app.post(
+        "/v1/messages/count_tokens",
+        response_model=None,
+        openapi_extra=BODIES["CountRequest"],
+        responses=COUNT_RESPONSES,
+    )
+    async def count(request: Request) -> Response:
+        """Returns the number of tokens of a conversation, in the format of Anthropic's API."""
+        return JSONResponse(await service.counted(request))
+
     @app.post("/tokenize", response_model=None, openapi_extra=BODIES["TokenizeRequest"], responses=TOKENIZE_RESPONSES)
     async def tokenize(request: Request) -> Response:
         """Returns the tokens of a prompt or of a conversation."""
@@ -178,7 +203,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     entry = entry_of(request.scope)
     public = public_error(error, entry.request_id)
     entry.failed(public)
-    return JSONResponse(error_body(public), status_of(public), headers_of(public))
+    is_message = request.url.path.startswith("/v1/messages")
+    body = messages_error(public, entry.request_id) if is_message else error_body(public)
+    return JSONResponse(body, status_of(public), headers_of(public))
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

@@ -325,3 +325,29 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
+
+
+class MessageObject(BaseModel):
+    """A message in the format of Anthropic's Messages API, which has further fields."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]] = Field(description="Thinking, text and `tool_use` blocks.")
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: dict[str, int]
+    metrics: Metrics | None = None
+
+
+class MessageEvent(BaseModel):
+    """An event of a streamed message. The further fields depend on its type."""
+
+    type: str
+
+
+class TokenCount(Exact):
+    """The length of a prompt."""
+
+    input_tokens: int

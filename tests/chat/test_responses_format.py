@@ -29,7 +29,8 @@ from stepspec.loop.step import StepCommitted
 from stepspec.serve.errors import NoSuchModelError, RefusedError
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
-from stepspec.serve.responses_request import ADVICE, PASSED, RESPONSES, ResponsesRequest
+from stepspec.serve.responses_request import ADVICE, RESPONSES, ResponsesRequest
+from stepspec.serve.translated import PASSED
 
 pytestmark = pytest.mark.anyio
 

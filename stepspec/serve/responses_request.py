@@ -91,6 +91,8 @@ RESPONSES = ResponsesRefusals(
         "logprobs": (False,),
     }
 )
+LEFT_OUT = ("namespace", "web_search")
+"""Types of tools that Codex offers to every model. This one does not get them."""
 TOOL_REFUSALS = Refusals({"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)})
 REASONING_REFUSALS = Refusals({"context": ("auto",), "mode": ("standard",)})
 TEXT_REFUSALS = Refusals({"verbosity": ("medium",)})
@@ -184,13 +186,14 @@ class ResponsesRequest(TranslatedRequest):
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the unknown fields, at most `MAX_LISTED`."""
+        """Names of the fields that have no effect, at most `MAX_LISTED`."""
         nested: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = (
             ("text", (self.text and self.text.model_extra) or {}, TEXT_REFUSALS),
             ("reasoning", (self.reasoning and self.reasoning.model_extra) or {}, REASONING_REFUSALS),
             ("stream_options", self.stream_options or {}, {}),
         )
-        names = [name for name in self.extra if name not in PASSED and name not in self.refusals]
+        names = [f"tools.{place}" for place, tool in enumerate(self.tools or []) if tool.get("type") in LEFT_OUT]
+        names += [name for name in self.extra if name not in PASSED and name not in self.refusals]
         names += [f"{field}.{name}" for field, extra, known in nested for name in extra if name not in known]
         return shortened(names)
 
@@ -205,7 +208,11 @@ class ResponsesRequest(TranslatedRequest):
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tools": [_chat_tool(f"tools.{index}", tool) for index, tool in enumerate(self.tools or [])],
+            "tools": [
+                _chat_tool(f"tools.{index}", tool)
+                for index, tool in enumerate(self.tools or [])
+                if tool.get("type") not in LEFT_OUT
+            ],
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": _chat_format(text.format or {}),

@@ -443,6 +443,13 @@ async def test_a_conversation_with_tools_round_trips() -> None:
 # Other fields
 
 
+def test_tools_that_codex_offers_to_every_model_are_left_out() -> None:
+    tools = [ADD, {"type": "namespace", "name": "agents", "tools": [SAY]}, {"type": "web_search"}]
+    request = requested(tools=tools, client_metadata={"a": "b"})
+    assert [tool["function"]["name"] for tool in request.text_request.tools or ()] == ["add"]
+    assert request.ignored == ["tools.1", "tools.2", "client_metadata"]
+
+
 def test_fields_are_translated() -> None:
     strict = {**ADD, "strict": True, "description": None}
     form = {"type": "json_schema", "name": "n", "schema": FORM, "strict": True}
@@ -567,7 +574,7 @@ REFUSED: Sequence[tuple[str, dict[str, Any]]] = [
     ("input.0.summary", {"input": [{"type": "reasoning", "summary": "a"}, USER]}),
     ("input.0.encrypted_content", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "a"}, USER]}),
     ("instructions", {"instructions": [USER]}),
-    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.type", {"tools": [{"type": "file_search"}]}),
     ("tools.1.type", {"tools": [ADD, {"type": "mcp", "server_label": "a"}]}),
     ("tools.0.name", {"tools": [{"type": "function"}]}),
     ("tools.0.name", {"tools": [{"type": "function", "name": "a b"}]}),

@@ -103,7 +103,6 @@ class ServedModel:
             "policy": policy or self.policy,
         }
 
-
     @property
     def in_words(self) -> str:
         """What answers under the name."""

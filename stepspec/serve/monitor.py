@@ -56,13 +56,15 @@ COUNTERS: Mapping[str, tuple[str, str | None]] = {
     "committed_tokens": ("Tokens of thinking and answers.", "generation_tokens"),
     "draft_tokens": ("Committed tokens that the draft wrote.", None),
     "wasted_tokens": ("Tokens that a model generated and that were not committed.", None),
+    "target_passes": (
+        "Forward passes of the target, judging included. A pass that requests share counts for each of them.",
+        None,
+    ),
     "steps_judged": ("Steps of the draft that were judged.", None),
     "steps_accepted": ("Steps of the draft that were accepted.", None),
     "token_drafted": ("Tokens drafted by token-level speculation.", "spec_decode_num_draft_tokens"),
     "token_accepted": ("Drafted tokens that the target accepted.", "spec_decode_num_accepted_tokens"),
     "token_rounds": ("Rounds of token-level speculation.", "spec_decode_num_drafts"),
-    "estimated_saved_seconds": ("Seconds that speculation is estimated to have saved.", None),
-    "estimated_lost_seconds": ("Seconds that speculation is estimated to have cost.", None),
 }
 """By name: help, and vLLM's name."""
 
@@ -192,12 +194,12 @@ class Watch:
                 "committed_tokens": counts.committed,
                 "draft_tokens": counts.accepted,
                 "wasted_tokens": counts.wasted,
+                "target_passes": counts.target_passes,
                 "steps_judged": counts.steps_judged,
                 "steps_accepted": counts.steps_accepted,
                 "token_drafted": counts.token_drafted,
                 "token_accepted": counts.token_accepted,
                 "token_rounds": rounds.num_rounds if rounds is not None else 0,
-                **_balance(result),
             },
         )
         if rounds is not None:
@@ -206,14 +208,6 @@ class Watch:
     def end(self, outcome: Outcome) -> None:
         """Note the end; `outcome` counts if there is no result."""
         self._monitor.ended(self._labels, self.outcome or outcome, self._pair)
-
-
-def _balance(result: Result) -> Mapping[str, float]:
-    """Return the seconds that speculation is estimated to have saved or cost, see `Result.estimated_speedup`."""
-    if result.estimated_speedup is None:
-        return {}
-    saved_s = (result.estimated_speedup - 1) * result.times.wall
-    return {"estimated_saved_seconds": max(0.0, saved_s), "estimated_lost_seconds": max(0.0, -saved_s)}
 
 
 class _Aliases(Collector):

@@ -163,7 +163,6 @@ class StepLevel(BaseModel):
     thinks: bool
     limit: str | None = Field(description="The limit that ended the text or its thinking.")
     not_proposed: str | None = Field(description="Why the draft proposed no step, or no further one.")
-    estimated_speedup: float | None
     token_level_exact: bool
     note: str | None = Field(description="What to know about the answer, such as a question unlike the training data.")
     uncovered: list[str] = Field(description="What the policy's calibration does not cover in the request.")

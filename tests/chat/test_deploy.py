@@ -70,7 +70,8 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
     finally:
         process.kill()
         reports.close()
-    assert re.search(r"Model \S+: target embedded target \(float32\), draft embedded draft \(float32\), policy \S+\.", log), log
+    models = r"Model \S+: target embedded target \(float32\), draft embedded draft \(float32\), policy \S+\."
+    assert re.search(models, log), log
     assert "Reloaded the API keys" in log
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):

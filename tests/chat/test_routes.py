@@ -182,7 +182,8 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
         found = re.findall(rf"^{name}{{{more}{labels}}} (\S+)$", httpx.get(f"{root}/metrics").text, re.M)
         return float(found[0]) if found else 0.0
 
-    usage = client.chat.completions.create(model="small@lookahead", messages=ASK).usage
+    answer = client.chat.completions.create(model="small@lookahead", messages=ASK)
+    usage, counts = answer.usage, answer.model_extra["metrics"]["stepspec"]["counts"]  # type: ignore[index]
     assert usage is not None
     text = httpx.get(f"{root}/metrics").text
     names = {*(f"stepspec_{name}" for name in HISTOGRAMS), *(f"stepspec_{name}_total" for name in COUNTERS)}
@@ -193,6 +194,7 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
         assert value(name, more) == usage.completion_tokens
     assert value("vllm:prompt_tokens_total", engine) == usage.prompt_tokens
     assert value("stepspec_time_to_first_thought_seconds_count") == 1
+    assert value("stepspec_target_passes_total") == counts["target_passes"] > 0
     assert 'stepspec_requests_total{model_name="small",outcome="stop",policy="lookahead"} 1.0' in text
     assert 'stepspec_engine_up{model_name="small",role="draft"} 1.0' in text
 

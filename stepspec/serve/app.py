@@ -66,7 +66,7 @@ def create_app(
     app.state.service = service
     if service.settings.hosts:
         app.add_middleware(HostCheck, hosts=service.settings.hosts)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, count=service.monitor.responded)
     if service.settings.cors_origins:  # added last, so that all responses have its headers
         app.add_middleware(
             CORSMiddleware,

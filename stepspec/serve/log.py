@@ -1,10 +1,10 @@
-"""Logs one line for each request: id, method, path, status, seconds; for texts also client, tokens and policy."""
+"""Logs one line for each request: id, address, method, path, status, seconds; for texts also tokens and policy."""
 
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -70,8 +70,11 @@ class LogEntry:
     """What the log says about a request. Prompts, answers and keys are not part of it."""
 
     request_id: str
+    client_ip: str | None = None
+    """Address of the client, as a trusted proxy gives it."""
     session_id: str | None = None
     client: str | None = None
+    """Name of its key."""
     model: str | None = None
     policy: str | None = None
     queue_s: float | None = None
@@ -120,15 +123,16 @@ class RequestLog:
     It also responds to errors that no other part of the service expects, so that their responses have an id, too.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+        """`count` is called with the status of each response."""
+        self._app, self._count = app, count
         self._noted: set[str] = set()  # notes on questions unlike the training data; each pair has one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = scope[KEY] = LogEntry(_request_id(scope))
+        entry = scope[KEY] = LogEntry(_request_id(scope), (scope.get("client") or [None])[0])
 
         has_begun = False
 
@@ -151,6 +155,7 @@ class RequestLog:
             entry.failed(public)
             await JSONResponse(error_body(public), 500)(scope, receive, watched_send)
         finally:
+            self._count(entry.status)
             self._log(scope, entry)
 
     def _log(self, scope: Scope, entry: LogEntry) -> None:
@@ -164,8 +169,9 @@ class RequestLog:
         is_poll = scope["path"] in POLLED and entry.status < 400 and entry.complete
         logger.log(
             logging.DEBUG if is_poll else logging.INFO,
-            "%s %s %s %d %.3f s%s%s",
+            "%s %s %s %s %d %.3f s%s%s",
             entry.request_id,
+            entry.client_ip or "-",
             scope["method"],
             path,
             entry.status,

@@ -93,6 +93,9 @@ class Monitor:
         self._rejections = Counter(
             "stepspec_rejections", "Requests that were turned away.", ("reason",), registry=self.registry
         )
+        self._responses = Counter(
+            "stepspec_http_responses", "Responses by HTTP status.", ("status",), registry=self.registry
+        )
         self._up = Gauge(
             "stepspec_engine_up",
             "Whether the last call of a model succeeded.",
@@ -114,6 +117,10 @@ class Monitor:
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def responded(self, status: int) -> None:
+        """Count a response."""
+        self._responses.labels(str(status)).inc()
 
     def rejected(self, reason: str) -> None:
         """Count a request that was turned away."""

@@ -7,8 +7,9 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import httpx
 import pytest
 from following import following_pair
 from hypothesis import example, given
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 from test_server import running
 
 from stepspec.base.printable import printable
-from stepspec.serve import Settings
+from stepspec.serve import Keys, Settings
+from stepspec.serve.keys import ENVIRONMENT
 from stepspec.serve.log import POLLED, line_formatter
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\r\nINFO a false line\u2028\u2029\u202e\x7f\x85\x0b"
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+
+ADDRESSES = [((), "127.0.0.1"), (("10.9.9.9",), "127.0.0.1"), (("127.0.0.1",), "203.0.113.9")]
+"""The address in the log by the trusted proxies, if this machine says that 203.0.113.9 asks."""
 
 
 class Lines(logging.Handler):
@@ -107,8 +112,23 @@ def test_successful_polls_are_not_logged_and_failures_are(lines: Lines) -> None:
         connection.close()
     asked = [line for line in lines.texts if "GET" in line]
     for line, expected in zip(asked, ("/ready 503", "/v1/models 200"), strict=True):
-        assert re.match(TIME + rf"INFO \w+ GET {expected} ", line)
+        assert re.match(TIME + rf"INFO \w+ 127\.0\.0\.1 GET {expected} ", line)
     assert "Shutting down" in lines.texts[-1]
+
+
+@pytest.mark.parametrize("lines", [False, True], indirect=True)
+@pytest.mark.parametrize(("proxies", "address"), ADDRESSES)
+def test_the_address_of_a_client_is_that_of_a_trusted_proxy(lines: Lines, proxies: Sequence[str], address: str) -> None:
+    settings = Settings(keys=Keys(None, {ENVIRONMENT: "k" * 20}))
+    with running(following_pair(), settings, proxies=proxies) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{url}/v1/models", headers={"X-Forwarded-For": "203.0.113.9"}).status_code == 401
+        assert 'stepspec_http_responses_total{status="401"} 1.0' in httpx.get(f"{url}/metrics").text
+    (line,) = [each for each in lines.texts if "/v1/models" in each]
+    if line.startswith("{"):
+        entry = json.loads(line)
+        assert (entry["client_ip"], entry["error"], entry["status"]) == (address, "invalid_api_key", 401)
+    assert f" {address} GET /v1/models 401 " in line
 
 
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:

@@ -38,9 +38,10 @@ class LineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, with control characters escaped."""
+        """Return the line, with control characters escaped, and the prompt if prompts are logged."""
         record.message = printable(record.message)
-        return super().formatMessage(record)
+        prompt = getattr(record, "prompt", None)
+        return super().formatMessage(record) + ("" if prompt is None else f" prompt {prompt!r}")
 
     def formatException(self, ei: Any) -> str:
         """Return the indented lines of a traceback."""
@@ -180,8 +181,6 @@ class RequestLog:
             cut_off,
             extra={"method": scope["method"], "path": path, **entry.fields()},
         )
-        if entry.prompt is not None:
-            logger.info("%s prompt: %r", entry.request_id, entry.prompt)
 
 
 def _request_id(scope: Scope) -> str:

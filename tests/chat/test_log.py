@@ -131,6 +131,16 @@ def test_the_address_of_a_client_is_that_of_a_trusted_proxy(lines: Lines, proxie
     assert f" {address} GET /v1/models 401 " in line
 
 
+@pytest.mark.parametrize("lines", [False, True], indirect=True)
+def test_a_prompt_is_logged_once_if_at_all(lines: Lines) -> None:
+    for log_prompts in (False, True):
+        with running(following_pair(), Settings(log_prompts=log_prompts)) as (_, port):
+            body = {"messages": [{"role": "user", "content": f"How many?{HOSTILE}"}]}
+            assert httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body).is_success
+        assert sum(line.count("How many?") for line in lines.texts) == log_prompts
+    assert all(line == printable(line) for line in lines.texts)
+
+
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:
     program = (
         "import logging, warnings\n"

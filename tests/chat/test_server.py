@@ -149,7 +149,8 @@ def test_https_and_structured_logs(
     entry = next(each for each in entries if each.get("path") == "/v1/chat/completions")
     assert (entry["request_id"], entry["session_id"], entry["status"], entry["policy"]) == ("mine", "s", 200, "target")
     assert entry["num_tokens"] == answer.json()["usage"]["completion_tokens"]
-    assert any("How many?" in each["message"] for each in entries)
+    assert "How many?" in entry["prompt"]
+    assert written.getvalue().count("How many?") == 1
     swapped = ["serve", "--check", "--port", "0", "--tls-cert", str(key), "--tls-key", str(cert)]
     assert "are not a certificate and its key, in this order" in CliRunner().invoke(app, swapped).stdout
     private = serialization.load_pem_private_key(key.read_bytes(), None)

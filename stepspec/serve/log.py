@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepspec.base.printable import printable
 from stepspec.errors import StepSpecError
 from stepspec.loop.tracing import caller
-from stepspec.serve.errors import error_body, public_error, truncated
+from stepspec.serve.errors import BusyError, error_body, public_error, truncated
 from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
@@ -85,7 +85,7 @@ class LogEntry:
     unfamiliar: str | None = None
     """The part of the note on a question unlike the training data, which is logged once."""
     error: str | None = None
-    """The kind of an error and the field that it is about. Its message may quote the prompt."""
+    """The kind of an error, and the field that it is about or the reason. Its message may quote the prompt."""
     prompt: str | None = None
     """The prompt, if the service logs prompts."""
     status: int = 500
@@ -95,8 +95,9 @@ class LogEntry:
     def failed(self, error: StepSpecError) -> None:
         """Add an error."""
         found = error_body(error)["error"]
-        param = "" if found["param"] is None else f" {truncated(repr(found['param']), MAX_PARAM)}"
-        self.error = f"{found['code'] or found['type']}{param}"
+        detail = error.reason if isinstance(error, BusyError) else found["param"]
+        shown = "" if detail is None else f" {truncated(repr(detail), MAX_PARAM)}"
+        self.error = f"{found['code'] or found['type']}{shown}"
 
     def words(self) -> str:
         """Return the part of the line about the text; empty for other requests."""

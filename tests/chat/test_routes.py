@@ -244,7 +244,7 @@ def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch
             for path in ("/v1/chat/completions", "/tokenize"):
                 answer = httpx.post(address.removesuffix("/v1") + path, json={"messages": ASK})
                 assert (answer.status_code, answer.headers.get("Retry-After")) == (503, "1")
-                assert "reading 1 other requests" in answer.json()["error"]["message"]
+                assert "--max-running and --max-queued allow together (1)" in answer.json()["error"]["message"]
             answered = b"".join(iter(lambda: slow.recv(9_000), b""))
         assert b" 408 " in answered
         assert b"request_timeout" in answered

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import signal
 import socket
 import ssl
@@ -98,8 +99,11 @@ def test_a_stream_begins_with_the_note_on_an_unfamiliar_question(path: str, fiel
 
 
 @pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])
-def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: str) -> None:
+def test_running_requests_end_or_are_ended_after_sigterm(
+    drain_s: float, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
     lines: list[str] = []
+    caplog.set_level(logging.INFO, "stepspec")
     with httpx.Client() as client, running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
         thread = threading.Thread(target=stream, args=(port, lines))
         thread.start()
@@ -120,6 +124,8 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
     assert last in lines[-1]
     if last == "shut down":
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_overloaded"
+    for status in (503, 200) if last == "shut down" else (503,):
+        assert re.search(rf"POST /v1/chat/completions {status} .*service_overloaded 'draining'", caplog.text)
 
 
 def test_https_and_structured_logs(

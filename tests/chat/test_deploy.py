@@ -46,7 +46,9 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         port = each.getsockname()[1]
         each.close()
     assert sockets
-    options = f"--port {port}"
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'version = 1\n[[keys]]\nname = "a"\nsha256 = "{"0" * 64}"\n')
+    options = f"--port {port} --api-keys {keys}"
 
     def words(name: str) -> list[str]:
         line = re.findall(rf"^{name}=/opt/stepspec/bin/stepspec (.*)$", unit, re.M)[0]
@@ -72,7 +74,7 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         reports.close()
     models = r"Model \S+: target embedded target \(float32\), draft embedded draft \(float32\), policy \S+\."
     assert re.search(models, log), log
-    assert "Reloaded the API keys" in log
+    assert re.findall(rf"(\w+) 1 API key from {keys}\.", log) == ["Loaded", "Reloaded"]
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):
         copy = tmp_path / "stepspec.service"

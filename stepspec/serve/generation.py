@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.result import Done, Event
 from stepspec.loop.step import Noted, StepCommitted
@@ -66,10 +66,8 @@ class Generation:
             async with aclosing(self._admitted()) as events:
                 async for each in events:
                     yield each
-        except StepSpecError as error:
-            self.log.failed(error)
-            if isinstance(error, BusyError):
-                self.monitor.rejected(error.reason)
+        except BusyError as error:
+            self.monitor.rejected(error.reason)
             raise
 
     async def _admitted(self) -> IndexedEvents:

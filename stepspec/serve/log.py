@@ -157,6 +157,7 @@ class RequestLog:
             entry.failed(public)
             await JSONResponse(error_body(public), 500)(scope, receive, watched_send)
         finally:
+            entry.complete &= entry.error is None or entry.status >= 400  # an error may end a stream
             self._count(entry.status)
             self._log(scope, entry)
 

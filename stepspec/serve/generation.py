@@ -80,6 +80,7 @@ class Generation:
         async with AsyncExitStack() as turn:
             async with cut_off(end) as limit:  # without a turn, the answers end where they begin, and cost nothing
                 await turn.enter_async_context(self.admission.slot(ticket))
+            self.log.counts["prompt_tokens"] = num_tokens
             self.log.queue_s = time.perf_counter() - asked_at
             if not limit.expired():
                 self.rates.used(self.client, num_tokens)
@@ -104,6 +105,7 @@ class Generation:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
                     watch.saw(event)
+                    self.log.ttft_s = self.log.ttft_s or watch.first_s
                     if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
                         num_thought += event.step.num_tokens
                     elif isinstance(event, AnswerDelta):
@@ -114,7 +116,7 @@ class Generation:
                         self.log.unfamiliar = event.text
                     elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
-                        self.log.note = event.result.note
+                        self.log.done(event.result)
                         watch.done(event.result)
                     yield index, event
         except Exception as error:

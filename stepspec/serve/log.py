@@ -4,6 +4,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepspec.base.printable import printable
 from stepspec.errors import StepSpecError
+from stepspec.loop.result import Result
 from stepspec.loop.tracing import caller
 from stepspec.serve.errors import BusyError, error_body, public_error, truncated
 from stepspec.serve.fields import ID_PATTERN
@@ -79,7 +81,12 @@ class LogEntry:
     model: str | None = None
     policy: str | None = None
     queue_s: float | None = None
+    ttft_s: float | None = None
+    """Seconds until the first output."""
     num_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Further tokens and passes of texts, for structured logs."""
+    finish_reason: str | None = None
     ignored: Sequence[str] = ()
     note: str | None = None
     unfamiliar: str | None = None
@@ -99,6 +106,15 @@ class LogEntry:
         shown = "" if detail is None else f" {truncated(repr(detail), MAX_PARAM)}"
         self.error = f"{found['code'] or found['type']}{shown}"
 
+    def done(self, result: Result) -> None:
+        """Add the result of an answer."""
+        counts = result.counts
+        self.note = result.note
+        self.finish_reason = ", ".join(filter(None, (self.finish_reason, result.finish_reason)))
+        self.counts["drafted"] += counts.drafted + counts.token_drafted
+        self.counts["accepted"] += counts.accepted + counts.token_accepted
+        self.counts["target_passes"] += counts.target_passes
+
     def words(self) -> str:
         """Return the part of the line about the text; empty for other requests."""
         error = "" if self.error is None else f" {self.error}"
@@ -114,9 +130,9 @@ class LogEntry:
 
     def fields(self) -> dict[str, Any]:
         """Return the entry for structured logs."""
-        left_out = {"since", "unfamiliar"}
+        left_out = {"since", "unfamiliar", "counts"}
         values = {name: value for name, value in vars(self).items() if value not in (None, ()) and name not in left_out}
-        return {**values, "seconds": round(time.monotonic() - self.since, 6)}
+        return {**values, **self.counts, "seconds": round(time.monotonic() - self.since, 6)}
 
 
 class RequestLog:

@@ -173,6 +173,11 @@ class Watch:
         elif isinstance(event, AnswerDelta | ToolCalled):
             self._first("time_to_first_answer_seconds")
 
+    @property
+    def first_s(self) -> float | None:
+        """Seconds until the first output, if there was one."""
+        return min(self._firsts.values(), default=None)
+
     def _first(self, name: str) -> None:
         if name in self._firsts:
             return
@@ -187,8 +192,8 @@ class Watch:
         self.outcome = result.finish_reason
         seconds = time.perf_counter() - self._since
         monitor.observe("request_seconds", labels, seconds)
-        if self._firsts and counts.committed > 1:
-            rest = seconds - min(self._firsts.values())
+        if self.first_s is not None and counts.committed > 1:
+            rest = seconds - self.first_s
             monitor.observe("time_per_token_seconds", labels, rest / (counts.committed - 1))
         if counts.steps_judged:
             monitor.observe("judge_seconds", labels, times.judge / counts.steps_judged)

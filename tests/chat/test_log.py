@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import httpx
 import pytest
 from following import following_pair
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_server import running
+from test_server import RAW, running
 
 from stepspec.base.printable import printable
 from stepspec.serve import Keys, Settings
@@ -139,6 +140,33 @@ def test_a_prompt_is_logged_once_if_at_all(lines: Lines) -> None:
             assert httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body).is_success
         assert sum(line.count("How many?") for line in lines.texts) == log_prompts
     assert all(line == printable(line) for line in lines.texts)
+
+
+@pytest.mark.parametrize("lines", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("path", "prefix", "fields"),
+    [
+        ("chat/completions", "chatcmpl-", {"messages": [{"role": "user", "content": "How many?"}]}),
+        ("responses", "resp_", {"input": "How many?"}),
+        ("completions", "cmpl-", {"prompt": RAW, "n": 2}),
+    ],
+)
+def test_the_line_of_a_text_has_its_costs_and_the_id_of_the_answer(
+    lines: Lines, path: str, prefix: str, fields: Any
+) -> None:
+    with running(following_pair(), Settings()) as (_, port):
+        body = {"model": "target@two-level", "temperature": 2.0, **fields}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=body).json()
+    (entry,) = [json.loads(line) for line in lines.texts if f"POST /v1/{path} 200" in line]
+    assert answer["id"] == prefix + entry["request_id"]
+    assert entry["prompt_tokens"] == answer["usage"].get("prompt_tokens", answer["usage"].get("input_tokens"))
+    assert entry["finish_reason"] == ("stop, stop" if "n" in fields else "stop")
+    assert 0 <= entry["queue_s"] < entry["ttft_s"] < entry["seconds"]
+    if answer["metrics"]["stepspec"] is not None:
+        counts = answer["metrics"]["stepspec"]["counts"]
+        assert entry["drafted"] == counts["drafted"] + counts["token_drafted"] > 0
+        assert entry["accepted"] == counts["accepted"] + counts["token_accepted"] > 0
+        assert entry["target_passes"] == counts["target_passes"] > 0
 
 
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from stepspec import __version__
 from stepspec.api.models import Pair
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.loop.result import Event, Result
@@ -75,6 +76,8 @@ class Monitor:
     def __init__(self, admission: Admission, pairs: Mapping[str, Pair], policy: str) -> None:
         """`policy`: the default one, whose metrics are there before the first request."""
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Info("stepspec_build", "The service.", registry=self.registry).info({"version": __version__})
         made: dict[str, Any] = {"registry": self.registry, "labelnames": LABELS}
         self._histograms = {
             name: Histogram(f"stepspec_{name}", about, buckets=bounds, **made)

@@ -14,8 +14,10 @@ import pytest
 from following import THOUGHTS, following_pair
 from service import serving
 
+from stepspec import __version__
 from stepspec.serve import ServiceLimits, Settings, bodies
 from stepspec.serve.admission import Admission
+from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.monitor import COUNTERS, HISTOGRAMS, Monitor, Outcome
 
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
@@ -197,6 +199,11 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
     assert value("stepspec_target_passes_total") == counts["target_passes"] > 0
     assert 'stepspec_requests_total{model_name="small",outcome="stop",policy="lookahead"} 1.0' in text
     assert 'stepspec_engine_up{model_name="small",role="draft"} 1.0' in text
+    assert f'stepspec_build_info{{version="{__version__}"}} 1.0' in text
+    merged = merged_metrics({"a": text.encode()}).decode()
+    assert f'stepspec_build_info{{replica="a",version="{__version__}"}} 1.0' in merged
+    for each in (text, merged):
+        assert re.search(r"^process_resident_memory_bytes\S* [1-9]", each, re.M)
 
 
 def test_outcomes_have_the_names_of_vllm_in_its_metric() -> None:

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, cast
 
 from fastapi.responses import JSONResponse
@@ -50,12 +51,20 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).splitlines())
 
 
+class _JsonFormatter(JsonFormatter):
+    """Formats the entries of the structured log."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the time in the format of RFC 3339."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
 def line_formatter(*, as_json: bool) -> logging.Formatter:
     """Return what formats the entries of the log, each as one line, or tracebacks in text as several."""
     if not as_json:
         return LineFormatter()
     hidden = [*RESERVED_ATTRS, "color_message"]  # of uvicorn, with escapes for a terminal
-    return JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
+    return _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
 
 
 def configure_logs(*, as_json: bool) -> None:

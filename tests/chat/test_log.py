@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -62,6 +63,9 @@ def test_an_entry_is_one_line_without_control_characters(text: str) -> None:
     assert line.isprintable()
     assert json.loads(line)["message"] == f"Failed: {text}"
     assert "\\u001b[1m" not in line
+    when = datetime.fromisoformat(json.loads(line)["asctime"])
+    assert when.utcoffset() is not None
+    assert when.timestamp() == pytest.approx(record.created, abs=0.002)
 
 
 @given(st.text())

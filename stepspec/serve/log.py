@@ -84,6 +84,7 @@ class LogEntry:
     request_id: str
     client_ip: str | None = None
     """Address of the client, as a trusted proxy gives it."""
+    trace_id: str | None = None
     session_id: str | None = None
     client: str | None = None
     """Name of its key."""
@@ -173,7 +174,7 @@ class RequestLog:
 
         parents = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE}
         try:
-            with caller(parents):
+            with caller(parents) as entry.trace_id:
                 await self._app(scope, receive, watched_send)
         except Exception as error:
             if has_begun:

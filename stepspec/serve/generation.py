@@ -85,7 +85,7 @@ class Generation:
             if not limit.expired():
                 self.rates.used(self.client, num_tokens)
             answers = [
-                self._answer(place * self.num_answers + number, prompt, number)
+                self._answer(place * self.num_answers + number, prompt, number, asked_at)
                 for place, prompt in enumerate(self.prompts)
                 for number in range(self.num_answers)
             ]
@@ -93,11 +93,12 @@ class Generation:
                 async for each in events:
                     yield each
 
-    async def _answer(self, index: int, prompt: PreparedRequest, number: int) -> IndexedEvents:
-        queue_s = max(0.0, time.perf_counter() - self.since - prompt.seconds)
+    async def _answer(self, index: int, prompt: PreparedRequest, number: int, asked_at: float) -> IndexedEvents:
+        """`asked_at`: when the request entered the queue, in which its later answers may wait for its first ones."""
+        queue_s = time.perf_counter() - asked_at
         watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, self.since)
         watch.queued(queue_s)
-        stream = prompt.stream(number, queue_s)
+        stream = prompt.stream(number, queue_s, max(0.0, asked_at - self.since - prompt.seconds))
         outcome: Outcome = "cancelled"
         num_tokens: int | None = None
         num_thought, answer = 0, list[str]()

@@ -33,7 +33,7 @@ FINISHED: Mapping[str, str] = {"tool_calls": "stop", "refused": "error", "cancel
 """Outcomes that vLLM calls otherwise."""
 
 HISTOGRAMS: Mapping[str, tuple[str, str | None, tuple[float, ...]]] = {
-    "queue_seconds": ("Seconds in the queue.", "request_queue_time_seconds", LATENCIES),
+    "queue_seconds": ("Seconds in the service's queue.", "request_queue_time_seconds", LATENCIES),
     "time_to_first_thought_seconds": ("Seconds until the first step was committed.", None, LATENCIES),
     "time_to_first_answer_seconds": ("Seconds until the first token of the answer.", None, LATENCIES),
     "time_to_first_token_seconds": (
@@ -271,7 +271,7 @@ class _Engines(Collector):
 
     def collect(self) -> Iterable[Metric]:
         running = GaugeMetricFamily("stepspec_requests_running", "Answers that are being generated.", labels=MODEL)
-        queued = GaugeMetricFamily("stepspec_requests_queued", "Requests that wait.", labels=MODEL)
+        queued = GaugeMetricFamily("stepspec_requests_queued", "Requests in the service's queue.", labels=MODEL)
         aliases = [GaugeMetricFamily(f"vllm:num_requests_{name}", "", labels=VLLM) for name in ("running", "waiting")]
         for name in self._pairs:
             counts = self._admission.num_running_of(name), self._admission.num_queued_of(name)
@@ -280,7 +280,7 @@ class _Engines(Collector):
                 alias.add_metric([name, ENGINE], count)
         tokens = self._admission.num_queued_tokens
         yield from (running, queued, *aliases)
-        yield GaugeMetricFamily("stepspec_queued_tokens", "Prompt tokens that wait.", tokens)
+        yield GaugeMetricFamily("stepspec_queued_tokens", "Prompt tokens in the service's queue.", tokens)
         yield from self._passes()
 
     def _passes(self) -> Iterable[Metric]:

@@ -7,21 +7,27 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
-from following import following_pair
+from following import FollowingEngine, following_pair
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scripted import Call, Reply
 from test_server import RAW, running
 
+from stepspec import Pair
 from stepspec.base.printable import printable
-from stepspec.serve import Keys, Settings
+from stepspec.serve import Keys, ServiceLimits, Settings
 from stepspec.serve.keys import ENVIRONMENT
 from stepspec.serve.log import POLLED, line_formatter
+from stepspec.serve.models import ServedModel
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\r\nINFO a false line\u2028\u2029\u202e\x7f\x85\x0b"
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
@@ -171,6 +177,49 @@ def test_the_line_of_a_text_has_its_costs_and_the_id_of_the_answer(
         assert entry["drafted"] == counts["drafted"] + counts["token_drafted"] > 0
         assert entry["accepted"] == counts["accepted"] + counts["token_accepted"] > 0
         assert entry["target_passes"] == counts["target_passes"] > 0
+
+
+class Waiting(FollowingEngine):
+    """An engine whose calls wait for it."""
+
+    def _reply_to(self, call: Call) -> Reply:
+        return replace(super()._reply_to(call), queue_s=0.05)
+
+
+@pytest.mark.parametrize("lines", [True], indirect=True)
+@pytest.mark.parametrize("num_answers", [1, 2])
+def test_time_in_the_queue_is_that_of_the_service_in_responses_log_and_metrics(
+    lines: Lines, num_answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ServedModel.session
+
+    def slow_session(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return session(*arguments)
+
+    monkeypatch.setattr(ServedModel, "session", slow_session)
+    pair = Pair(Waiting(following_pair().target.tokenizer, "target", delay_s=0.3), None)  # type: ignore[arg-type]
+    body = {"messages": [{"role": "user", "content": "How many?"}], "n": num_answers, "stream": True}
+    settings = Settings(limits=ServiceLimits(max_running=1))
+    with running(pair, settings) as (_, port), ThreadPoolExecutor(2) as threads:
+        url = f"http://127.0.0.1:{port}"
+        answers = [*threads.map(lambda _: httpx.post(f"{url}/v1/chat/completions", json=body), range(2))]
+        (total,) = re.findall(r"^stepspec_queue_seconds_sum\S* (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
+    found = [
+        chunk["metrics"]
+        for answer in answers
+        for line in answer.text.splitlines()
+        if line.startswith("data: {") and "metrics" in (chunk := json.loads(line.removeprefix("data: ")))
+    ]
+    queued = sorted(each["queue_time_ms"] / 1000 for each in found)
+    assert len(queued) == 2 * num_answers
+    assert queued[0] < 0.02, "a request that no other one precedes waits for the engine and for nothing else"
+    assert queued[1] >= 0.1
+    assert sum(queued) == pytest.approx(float(total), abs=1e-6)
+    assert all(min(each["stepspec"]["times"][name] for name in ("engine_wait", "controller")) >= 0.05 for each in found)
+    logged = sorted(json.loads(line)["queue_s"] for line in lines.texts if "POST" in line)
+    firsts = [queued[0], queued[-num_answers]]
+    assert logged == pytest.approx(firsts, abs=0.02)
 
 
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:

@@ -70,7 +70,7 @@ def create_app(
     app.state.service = service
     if service.settings.hosts:
         app.add_middleware(HostCheck, hosts=service.settings.hosts)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, count=service.monitor.responded)
     if service.settings.cors_origins:  # added last, so that all responses have its headers
         app.add_middleware(
             CORSMiddleware,
@@ -97,7 +97,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """Generates the answer to a conversation."""
         asked, run = await service.received(request, ChatRequest)
-        answer = ChatAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
+        answer = ChatAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, thinks=run.prompts[0].thinking is not None
+        )
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(
@@ -110,7 +112,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """Generates the text that follows a prompt, without a chat template."""
         asked, run = await service.received(request, CompletionRequest)
         thinking = [prompt.thinking for prompt in run.prompts for _ in range(asked.num_answers)]
-        answer = CompletionAnswer(run.model.name, run.policy, asked, thinking)
+        answer = CompletionAnswer(run.model.name, run.policy, asked, run.log.request_id, thinking)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(
@@ -122,7 +124,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     async def respond_to(request: Request) -> Response:
         """Generates the response to input items. Nothing is stored."""
         asked, run = await service.received(request, ResponsesRequest)
-        answer = ResponsesAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
+        answer = ResponsesAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, thinks=run.prompts[0].thinking is not None
+        )
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(

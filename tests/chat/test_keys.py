@@ -1,6 +1,7 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
 import json
+import logging
 import os
 import signal
 import time
@@ -148,11 +149,15 @@ def test_windows_last_a_minute_whatever_happens_to_the_time_of_day(monkeypatch: 
 
 
 def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepspec")
     file = key_file(tmp_path)
     keys = Keys(file)
     assert keys.client(f"Bearer {KEY}").name == "team"
     file.write_text(file.read_text().replace(key_hash(KEY), key_hash(OTHER)))
     keys.reload()
+    Keys(file, {ENVIRONMENT: KEY}).reload()
+    found = [each.getMessage() for each in caplog.records]
+    assert found == [f"Reloaded 2 API keys from {file}.", f"Reloaded 3 API keys from {file} and {ENVIRONMENT}."]
     assert keys.client(f"bearer {OTHER}").name == "team"
     with pytest.raises(NoKeyError):
         keys.client(f"Bearer {KEY}")

@@ -87,7 +87,7 @@ async def run(pair: Pair | None = None, **fields: Any) -> Run:
     ready = await prepared(request, pair or following_pair())
 
     def answering() -> ResponsesAnswer:
-        return ResponsesAnswer("target", "specreason", request, thinks=ready.thinking is not None)
+        return ResponsesAnswer("target", "specreason", request, "mine", thinks=ready.thinking is not None)
 
     answer = answering()
     events = answer.begin()
@@ -297,7 +297,7 @@ def ended(answer: ResponsesAnswer, events: Sequence[Event], result: Result) -> l
 
 
 def answering(**fields: Any) -> ResponsesAnswer:
-    return ResponsesAnswer("target", "specreason", requested(**fields), thinks=True)
+    return ResponsesAnswer("target", "specreason", requested(**fields), "mine", thinks=True)
 
 
 async def test_text_after_a_call_is_a_second_message() -> None:
@@ -703,7 +703,7 @@ def test_odd_fields_are_refused(name: str, value: Any) -> None:
         request = ResponsesRequest.validated({"input": "How many?", name: value})
     except RefusedError:
         return
-    json.dumps(ResponsesAnswer("target", "token", request, thinks=True).begin(), ensure_ascii=False)
+    json.dumps(ResponsesAnswer("target", "token", request, "mine", thinks=True).begin(), ensure_ascii=False)
 
 
 # Clients

@@ -29,10 +29,10 @@ from stepspec.serve.document import (
     TOKENIZE_RESPONSES,
     documented,
 )
-from stepspec.serve.errors import error_body, headers_of, public_error, status_of
+from stepspec.serve.errors import error_body, error_response, public_error
 from stepspec.serve.hosts import HostCheck
 from stepspec.serve.log import RequestLog, entry_of
-from stepspec.serve.messages_answer import MessagesAnswer, messages_error
+from stepspec.serve.messages_answer import MessagesAnswer
 from stepspec.serve.messages_request import MessagesRequest
 from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
@@ -137,7 +137,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         asked, run = await service.received(request, MessagesRequest)
         (prompt,) = run.prompts
         thinks = prompt.thinking is not None
-        answer = MessagesAnswer(run.model.name, run.policy, asked, len(prompt.prompt), thinks=thinks)
+        answer = MessagesAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, len(prompt.prompt), thinks=thinks
+        )
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(
@@ -207,9 +209,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     entry = entry_of(request.scope)
     public = public_error(error, entry.request_id)
     entry.failed(public)
-    is_message = request.url.path.startswith("/v1/messages")
-    body = messages_error(public, entry.request_id) if is_message else error_body(public)
-    return JSONResponse(body, status_of(public), headers_of(public))
+    return error_response(request.url.path, public, entry.request_id)
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from fastapi.responses import JSONResponse
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +18,7 @@ from stepspec.base.printable import printable
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Result
 from stepspec.loop.tracing import caller
-from stepspec.serve.errors import BusyError, error_body, public_error, truncated
+from stepspec.serve.errors import BusyError, error_body, error_response, public_error, truncated
 from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
@@ -181,7 +180,7 @@ class RequestLog:
                 raise
             public = public_error(error, entry.request_id)
             entry.failed(public)
-            await JSONResponse(error_body(public), 500)(scope, receive, watched_send)
+            await error_response(scope["path"], public, entry.request_id)(scope, receive, watched_send)
         finally:
             entry.complete &= entry.error is None or entry.status >= 400  # an error may end a stream
             self._count(entry.status)

@@ -5,7 +5,6 @@ generated. A block ends when the next one begins.
 """
 
 import json
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import starmap
@@ -15,28 +14,11 @@ from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Event, Result
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
-from stepspec.serve.errors import status_of
+from stepspec.serve.errors import messages_error
 from stepspec.serve.figures import metrics_of
 from stepspec.serve.messages_request import MessagesRequest
 
 Data = dict[str, Any]
-
-ERRORS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
-"""Types of errors by HTTP status; others are invalid requests."""
-
-
-def messages_error(error: StepSpecError, request_id: str | None = None) -> Data:
-    """Return an error in Anthropic's format."""
-    kind = ERRORS.get(status_of(error), "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
 
 
 class MessagesAnswer:
@@ -45,19 +27,27 @@ class MessagesAnswer:
     named_events = True
 
     def __init__(
-        self, model: str, policy: str, request: MessagesRequest, num_prompt_tokens: int, *, thinks: bool
+        self,
+        model: str,
+        policy: str,
+        request: MessagesRequest,
+        request_id: str,
+        num_prompt_tokens: int,
+        *,
+        thinks: bool,
     ) -> None:
         """
         Args:
             model: name of the model.
             policy: name of the policy.
             request: the request.
+            request_id: the id in the log.
             num_prompt_tokens: tokens of the prompt.
             thinks: whether the thinking is separate from the answer.
         """
         self._request, self._policy, self._thinks = request, policy, thinks
         self._num_prompt_tokens = num_prompt_tokens
-        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
+        self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
         self._blocks: list[Data] = []
         self._is_open = False
 

@@ -81,7 +81,7 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         reports.close()
     models = r"target embedded target \(float32\), draft embedded draft \(float32\)"
     assert re.search(rf"Model \S+: {models}, policy \S+\.", log), log
-    assert "Reloaded the API keys" in log
+    assert re.findall(rf"(\w+) 1 API key from {keys}\.", log) == ["Loaded", "Reloaded"]
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):
         copy = tmp_path / "stepspec.service"

@@ -495,7 +495,11 @@ class Stage:
             assert result.answer == result.reasoning
         assert self.target.num_open == self.draft.num_open == 0
         assert (
-            min(vars(result.times)[part] for part in ("queue", "draft", "judge", "target", "controller", "other")) >= 0
+            min(
+                vars(result.times)[part]
+                for part in ("queue", "engine_wait", "draft", "judge", "target", "controller", "other")
+            )
+            >= 0
         )
 
 

@@ -248,7 +248,7 @@ def test_what_a_certificate_does_not_cover_is_named(found: Found) -> None:
         ({"dtypes": {**same["dtypes"], "draft": "bfloat16"}}, {}, "a draft in float32, not bfloat16"),
         ({"dtypes": {**same["dtypes"], "target": "float32, fp8"}}, {}, "a target in float32, not float32, fp8"),
         ({"engines": {**same["engines"], "target": "vLLM"}}, {}, "a target on torch, not vLLM"),
-        ({}, {"min_p": "set"}, "no min p"),
+        ({}, {"min_p": "set"}, "no min_p"),
         ({}, {"template_sha256": "0" * 64}, "another chat template"),
         ({}, {"prompt_version": "0" * 12}, "another prompt around the question"),
         ({}, {"temperature": 0.6}, "temperature 0, not 0.6"),
@@ -342,6 +342,9 @@ async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture, setting
         result = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
         assert [*result.uncovered] == caplog.messages, "a result says it every time"
         assert (await spec.generate(question, max_tokens=640)).uncovered == ()
+        endless = Sampling(logit_bias=dict.fromkeys(pair.target.tokenizer.end_ids, -100.0))
+        ignoring = "Certified for no ignore_eos. Run `stepspec calibrate`."
+        assert (await spec.generate(question, max_tokens=8, sampling=endless)).uncovered == (ignoring,)
         strange = "Write a function that reverses a list."
         kind = "Certified for another kind of problems (gsm-mini). Run `stepspec calibrate`."
         assert [(await spec.generate(strange, max_tokens=8)).uncovered for _ in range(2)] == [(kind,)] * 2

@@ -467,7 +467,8 @@ def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_pat
     def answer(policy: str, question: str) -> Result:
         if len(script.recorded) > 1:
             raise Killed
-        return replace(answer_right(policy, question), times=Times(target=10.0**place, wall=10.0**place))
+        times = Times(engine_wait=0.5, target=10.0**place, wall=10.0**place)
+        return replace(answer_right(policy, question), times=times)
 
     for place in [0] * 3 + [1] * 2 + [2] * 9 + [0] * 9:
         script = Script(answer)
@@ -481,6 +482,7 @@ def test_a_run_resumed_elsewhere_lists_all_conditions_and_pools_no_times(tmp_pat
     assert {node.name for node in summary.nodes} == {"machine a", "machine b"}
     timed = [row for row in rows_of(folder) if row.policy == "target" and row.problem not in mixed]
     assert summary.policies["target"].wall_s == pytest.approx(sum(row.wall_s for row in timed))
+    assert summary.policies["target"].time_s.queue > 0, "rows have the time until the engines began as `queue`"
     assert summary.policies["target"].time_s.target == pytest.approx(sum(row.time_s.target for row in timed))
     assert (latency := summary.policies["target"].latency_s) is not None
     assert latency.p99 <= max(row.wall_s for row in timed)

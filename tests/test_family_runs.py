@@ -233,7 +233,7 @@ def check_limits(stage: Stage, reasoning: str, steps: list[Step]) -> None:
 
 
 def check_times(times: Times, target: Erratic, draft: Erratic, overlapping: bool) -> None:
-    assert times.controller == times.queue == 0
+    assert times.controller == times.queue == times.engine_wait == 0
     assert times.draft + times.judge + times.target + times.other == pytest.approx(times.wall)
     assert times.other == pytest.approx(0, abs=1e-9)
     worked = (draft.generating.seconds, target.verifying.seconds, target.generating.seconds)

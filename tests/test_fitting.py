@@ -95,8 +95,8 @@ def test_a_relaxed_rule_needs_a_drafter() -> None:
         (pair(["prompt-lookup"], draft=False), "prompt-lookup", "no draft is loaded"),
         (pair([]), "none", "Tokens are drafted by 'none'"),
         (steered(NGRAM), "engine", NGRAM),
-        (steered("none"), "engine", "which is off"),
-        (steered(None), "engine", "of unknown type"),
+        (steered("none"), "engine", "was started without speculation"),
+        (steered(None), "engine", "only if its server was started to"),
     ],
 )
 def test_auto_takes_the_best_supported_drafter_and_warns_if_it_is_not_the_draft_model(

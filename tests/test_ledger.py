@@ -105,22 +105,22 @@ def test_every_part_is_measured_separately_and_the_rest_is_other() -> None:
     assert times.judge >= 0.04
     assert times.controller >= 0.02
     assert times.other >= 0.01
-    assert times.target == times.queue == 0
+    assert times.target == times.queue == times.engine_wait == 0
     parts = times.draft + times.judge + times.controller + times.other
     assert parts == pytest.approx(times.wall, abs=1e-9)
 
 
-def test_waiting_is_moved_from_its_role_to_the_queue_and_never_more_than_the_role_has() -> None:
+def test_waiting_for_an_engine_is_moved_from_its_role_and_never_more_than_the_role_has() -> None:
     ledger = Ledger(10)
     with ledger.time("target"):
         time.sleep(0.02)
     before = ledger.times().target
     ledger.waited("target", 0.015)
-    assert ledger.times().queue == pytest.approx(0.015)
+    assert ledger.times().engine_wait == pytest.approx(0.015)
     assert ledger.times().target == pytest.approx(before - 0.015)
     ledger.waited("target", 9.0)
     assert ledger.times().target == 0
-    assert ledger.times().queue == pytest.approx(before)
+    assert ledger.times().engine_wait == pytest.approx(before)
 
 
 def test_time_is_counted_even_if_the_timed_code_fails() -> None:

@@ -19,6 +19,7 @@ from evals.bench.service.client import Client, chat_request
 from evals.bench.service.process import StartedService, started
 from evals.bench.service.replicas import processes, ray_command, under_kill
 from stepspec.errors import UsageError
+from stepspec.loop.policy import load_policy
 from stepspec.serve.keys import ENVIRONMENT, Rates
 from stepspec.serve.keys import Client as KeyClient
 from stepspec.serve.merged_metrics import merged_metrics
@@ -272,4 +273,7 @@ def test_the_recipe_for_eight_gpus_has_known_arguments() -> None:
     recipe = yaml.safe_load((Path(__file__).parents[1] / "docs/deploy/ray-eight-gpus.yaml").read_text())
     (application,) = recipe["applications"]
     assert application["import_path"] == "stepspec.serve.ray:app"
-    Arguments(**application["args"])
+    arguments = Arguments(**application["args"])
+    assert arguments.target is not None
+    assert '"method":"ngram"' in arguments.target
+    assert not load_policy(arguments.policy)[0].needs_draft

@@ -1,5 +1,6 @@
 """The spans of a request, as a collector receives them."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,11 +15,14 @@ from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, StepSpec
 from stepspec.errors import EngineError, TargetError
+from stepspec.loop.tracing import caller
 from stepspec.serve import create_app
 
 pytestmark = pytest.mark.anyio
 
 EXPORTER = InMemorySpanExporter()
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
 
 
 @pytest.fixture
@@ -121,15 +125,35 @@ async def test_without_opentelemetry_the_events_are_the_same(monkeypatch: pytest
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_to_the_service_is_a_child_of_the_clients_span(
-    spans: InMemorySpanExporter, stream: bool
+    spans: InMemorySpanExporter, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    caplog.set_level(logging.INFO, "stepspec")
     transport = httpx.ASGITransport(create_app(following_pair()))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         body = {"messages": [{"role": "user", "content": "How many?"}], "stream": stream}
-        headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
-        assert (await client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=body, headers=HEADERS)).status_code == 200
         await client.post("/v1/chat/completions", json=body)
-    first, second = (span for span in spans.get_finished_spans() if span.name == "chat target")
-    assert f"{first.context.trace_id:032x}" == trace_id
-    assert second.context.trace_id != first.context.trace_id  # FastAPI from 0.165 on adds spans of its own in between
+    found = spans.get_finished_spans()
+    first, second = (span for span in found if span.name == "chat target")
+    assert f"{first.context.trace_id:032x}" == TRACE_ID
+    assert second.context.trace_id != first.context.trace_id
+    by_id = {span.context.span_id: span for span in found}
+    servers = {span.context.span_id for span in found if span.name == "POST /v1/chat/completions"}
+    assert len(servers) in (0, 2), "FastAPI has spans of its own from 0.165 on"
+    for span in (first, second) if servers else ():
+        while span.parent is not None and span.parent.span_id in by_id:
+            span = by_id[span.parent.span_id]
+        assert span.context.span_id in servers
+    logged = [vars(each)["trace_id"] for each in caplog.records if hasattr(each, "trace_id")]
+    assert logged == [f"{span.context.trace_id:032x}" for span in (first, second)]
+
+
+def test_the_span_of_a_client_is_the_parent_only_without_a_span_of_the_server() -> None:
+    with caller({}) as found:
+        assert found is None
+    with caller(HEADERS) as found:
+        assert found == TRACE_ID
+        assert f"{trace.get_current_span().get_span_context().trace_id:032x}" == TRACE_ID
+    with trace.get_tracer("server").start_as_current_span("POST") as span, caller(HEADERS) as found:
+        assert trace.get_current_span() is span
+        assert found == f"{span.get_span_context().trace_id:032x}"

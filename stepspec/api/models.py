@@ -47,7 +47,10 @@ JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds of judge models, like `ENGINES`."""
 
-NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
+NO_DRAFT = (
+    "The policy needs a draft model. Name one with --draft, or choose a policy that needs none: 'engine' for a target "
+    "on vLLM or a server, else 'lookup' or 'target'."
+)
 
 
 @dataclass(frozen=True)
@@ -307,10 +310,16 @@ def check_spec(spec: str, engines: Mapping[str, Any]) -> None:
         raise UsageError(unknown_name("engine kind", kind, engines))
     path = name.partition("?")[0]
     # Such a name cannot be on the Hub. transformers would still request it, and retry without a network.
-    is_place = kind not in ("http", "https") and path.startswith(("/", "./", "../", "~"))
+    is_place = kind not in ("http", "https") and (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1)
     noun, exists = ("file", Path.is_file) if path.endswith(".gguf") else ("folder", Path.is_dir)
     if is_place and not exists(Path(path)):
         raise ModelError(f"There is no {noun} {path} to load a model from.")
+
+
+def hub_name(spec: Any) -> str | None:
+    """Return the name that a spec string has on the Hugging Face Hub; None if the model is local or on a server."""
+    name = _given(spec).partition("?")[0] if _kind(spec) in ("torch", "vllm") else ""
+    return name if name and not Path(name).exists() else None
 
 
 def _load_engine(spec: str, title: str | None = None) -> Any:

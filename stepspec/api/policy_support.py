@@ -41,10 +41,17 @@ def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:
     if "draft-model" in target.drafters:
         return "draft-model", None
     if "engine" in target.drafters:
-        how = {None: "of unknown type", "none": "which is off"}.get(target.own_speculation, target.own_speculation)
-        return "engine", f"{target.name} uses its engine's built-in speculation ({how}) instead of the draft model."
+        how = _own_drafting(target.own_speculation)
+        return "engine", f"{target.name} {how}. The draft model drafts no tokens for it."
     drafter: DrafterName = "prompt-lookup" if "prompt-lookup" in target.drafters else "none"
     return drafter, f"Tokens are drafted by {drafter!r}{_why_no_draft_model(pair)}."
+
+
+def _own_drafting(own: str | None) -> str:
+    """Return how an engine drafts tokens by itself, see `Engine.own_speculation`."""
+    if own is None:
+        return "drafts tokens only if its server was started to"
+    return "was started without speculation" if own == "none" else f"drafts tokens by itself ({own})"
 
 
 def _why_no_draft_model(pair: Pair) -> str:

@@ -93,22 +93,23 @@ class PreparedRequest:
     sampling: Sampling
     seconds: float
     """What the preparation took."""
-    _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
+    _run: Callable[[Sampling, float, float], AsyncGenerator[Event, None]]
 
-    def stream(self, number: int = 0, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
+    def stream(self, number: int = 0, queue_s: float = 0.0, overhead_s: float = 0.0) -> AsyncGenerator[Event, None]:
         """Run the request and yield its events. The last event is `Done` with the result.
 
         Closing the generator cancels the request.
 
         Args:
             number: number of the answer among several to the same request. Each has its own random seed.
-            queue_s: seconds that the request has waited, besides those of its preparation. They count in the result's
-                times, and for `deadline_s` and `max_thinking_s`.
+            queue_s: seconds in a service's queue. They count in the result's times, and for `deadline_s` and
+                `max_thinking_s`.
+            overhead_s: other seconds of the request before now, besides those of its preparation. They count as well.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
         """
-        return self._run(self.sampling.reseeded(number), queue_s)
+        return self._run(self.sampling.reseeded(number), queue_s, overhead_s)
 
 
 class StepSpec:
@@ -298,13 +299,14 @@ class StepSpec:
         return found
 
     async def _run(
-        self, encoded: _Encoded, spent: Mapping[Role, float], sampling: Sampling, queue_s: float
+        self, encoded: _Encoded, spent: Mapping[Role, float], sampling: Sampling, queue_s: float, overhead_s: float
     ) -> AsyncGenerator[Event, None]:
+        spent = {**spent, "queue": queue_s, "controller": spent["controller"] + overhead_s}
         since, mean, options, scope = time.perf_counter(), None, encoded.options, self.pair.scope
         setting = setting_at(self._calibrated, sampling.temperature)
         if scope is not None or (setting is not None and setting.reads_prompts):
             with suppress(EngineError):  # the answer is valid without a note
-                async with cut_off(end_of(options.deadline_s, sum(spent.values()) + queue_s)):
+                async with cut_off(end_of(options.deadline_s, sum(spent.values()))):
                     mean = await self.pair.prompts.mean_logprob(encoded.prompt.ids, options.cache_salt)
         note = None if scope is None else scope.note(mean)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
@@ -317,7 +319,7 @@ class StepSpec:
             most = MAX_UNKNOWN_TOKENS
         else:  # above every possible number of committed tokens, because the prompt takes part of it
             most = self.pair.target.max_context
-        request = self._request(encoded, sampling, Ledger(most, {**spent, "queue": queue_s}))
+        request = self._request(encoded, sampling, Ledger(most, spent))
         uncovered = self._uncovered(setting, sampling, mean)
         async with aclosing(run(request)) as events:
             async for event in events:
@@ -393,6 +395,9 @@ class StepSpec:
         usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
         names = [each.name for each in fields(Sampling)]
         unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
+        biased = frozenset(id for id, _ in sampling.logit_bias)
+        if biased and biased == self.pair.target.tokenizer.end_ids:  # what the service makes of `ignore_eos`
+            unusual["ignore_eos"] = unusual.pop("logit_bias")
         known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
         known["template_sha256"] = self.pair.template_sha256
         notes = setting.notes(self.pair.by_role, None, [] if mean_logprob is None else [mean_logprob], **known)

@@ -31,6 +31,8 @@ class AnswerReader:
         self.marks = marks
         self.stopped = False
         """Whether a stop string, or the first tool call under `only_call`, has ended the text."""
+        self.stop_string: str | None = None
+        """The stop string that has ended the text."""
         self._only_call = only_call
         self.calls: list[ToolCall] = []
         self.incomplete = False
@@ -63,9 +65,9 @@ class AnswerReader:
                 return
             text = begun.removeprefix(self._opening) if begun.startswith(self._opening) else text
             self._opening = ""
-        found = [start for stop in self._stops if (start := text.find(stop)) >= 0]
-        self.stopped |= bool(found)
+        found = {start: stop for stop in reversed(self._stops) if (start := text.find(stop)) >= 0}
         end = min(found) if found else len(text) - beginning(text, self._stops)
+        self.stopped, self.stop_string = bool(found), found.get(end)
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._events(self._reader.feed(text) if self._reader else [text])
 

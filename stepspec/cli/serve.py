@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from stepspec.api.models import check_models
+from stepspec.api.models import check_models, hub_name
 from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.printable import printable
@@ -123,20 +123,23 @@ def main(
             problems.append(error)
             return None
 
-    keys = checked(lambda: Keys(api_keys, os.environ)) or Keys()
-    checked(lambda: check_exposure(host, has_keys=keys.are_needed, insecure=insecure))
+    keys = checked(lambda: Keys(api_keys, os.environ))
+    has_keys = keys is None or keys.are_needed  # invalid keys are a problem of their own
+    checked(lambda: check_exposure(host, has_keys=has_keys, insecure=insecure))
     checked(lambda: check_tls(tls_cert, tls_key))
     checked(lambda: check_origins(cors_origin or ()))
     checked(lambda: check_proxies(trusted_proxy or ()))
     chosen, specs = checked(lambda: load_policy(policy)[0]), checked(lambda: judge_specs(judge))
     wanted = checked(lambda: wanted_pairs(pair or [], target, draft)) or {}
-    for models in wanted.values():
-        checked(lambda models=models: check_models(**models.arguments(chosen, specs)))
+    found = [checked(lambda each=each: check_models(**each.arguments(chosen, specs))) for each in wanted.values()]
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in checked(lambda: listening_sockets(host, port)) or ()]
         if check:
-            _report(problems)
+            named = [(models.target, models.draft, *judges.values()) for models, judges in filter(None, found)]
+            _report(problems, {name for each in named for spec in each if (name := hub_name(spec)) is not None})
             return
+        assert keys is not None
+        assert chosen is not None
         configure_logs(as_json=log_format == LogFormat.json)
         sys.setswitchinterval(SWITCH_S)
         settings = Settings(
@@ -148,14 +151,17 @@ def main(
             drain_s=drain,
             log_prompts=log_prompts,
         )
-        assert chosen is not None
         pairs = load_pairs(wanted, chosen, specs)
         serving = Serving(settings, tls_cert, tls_key, trusted_proxy or ())
         serving.run(create_app(pairs, policy, settings), sockets)
 
 
-def _report(problems: list[StepSpecError]) -> None:
+def _report(problems: Sequence[StepSpecError], hub_names: Collection[str]) -> None:
     """Print what is wrong.
+
+    Args:
+        problems: what was found.
+        hub_names: models that are not folders here, so that they must be on the Hub.
 
     Raises:
         typer.Exit: something is.
@@ -164,4 +170,6 @@ def _report(problems: list[StepSpecError]) -> None:
         print(printable(str(problem)))
     if problems:
         raise typer.Exit(2)
+    for name in sorted(hub_names):
+        print(printable(f"There is no folder {name}, so it must be a name on the Hugging Face Hub."))
     print("Nothing is wrong. Models and their servers were not tried.")

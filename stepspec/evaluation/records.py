@@ -231,6 +231,7 @@ class TimeRecord(Record):
     """Exclusive seconds on the critical path, each part measured separately."""
 
     queue: Seconds = 0.0
+    """Waiting for the engines."""
     draft: Seconds = 0.0
     judge: Seconds = 0.0
     target: Seconds = 0.0

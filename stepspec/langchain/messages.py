@@ -166,7 +166,6 @@ def _metadata(result: Result, model: str | None) -> dict[str, Any]:
             "policy": result.policy,
             "draft_tokens": usage.draft_tokens,
             "target_tokens": usage.target_tokens,
-            "estimated_speedup": result.estimated_speedup,
             "steps": result.counts.steps,
             "steps_proposed": result.counts.steps_proposed,
             "not_proposed": result.not_proposed,

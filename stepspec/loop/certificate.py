@@ -104,11 +104,12 @@ class Certificate(FileModel):
             longer = name == "max_tokens" and isinstance(value, int) and value > self.max_tokens
             if value is None or value == certified or longer:
                 continue
-            words = name.replace("_", " ")
             if name in CONTENT_HASHES:
                 found[name] = f"another {CONTENT_HASHES[name]}"
+            elif certified is None:
+                found[name] = f"no {name}"
             else:
-                found[name] = f"no {words}" if certified is None else f"{words} {certified:g}, not {value:g}"
+                found[name] = f"{name.replace('_', ' ')} {certified:g}, not {value:g}"
         notes: list[tuple[Sequence[str], str]] = []
         if found:
             notes.append(([*found], f"Certified for {' and '.join(found.values())}. {NEXT_STEP}"))

@@ -99,6 +99,7 @@ def _result(request: Request) -> Result:
         thinks=not request.thinking.steps_are_answer,
         not_proposed=_not_proposed(request),
         limit=limits.reached,
+        stop_string=answer.stop_string if answer.stop_string in request.options.stop else None,
         token_level_exact=request.policy.token_level_exact,
         first_relaxed=ledger.first_relaxed,
         token_rounds=ledger.token_rounds,

@@ -101,12 +101,16 @@ class Times:
     separately."""
 
     queue: float = 0.0
+    """In the service's queue."""
+    engine_wait: float = 0.0
+    """Until the engines began with its calls."""
     draft: float = 0.0
     judge: float = 0.0
     target: float = 0.0
     controller: float = 0.0
     other: float = 0.0
-    """Wall time outside the other parts. On an idle machine it is below 1% or 1 ms."""
+    """Wall time outside the other parts. On an idle machine it is below 1% or 1 ms, besides waiting for the caller to
+    read."""
     wall: float = 0.0
     busy_draft: float = 0.0
     """Seconds in which the draft worked. Like the next two, not part of the sum: they may overlap, and the request need

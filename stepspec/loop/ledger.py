@@ -15,7 +15,7 @@ from stepspec.loop.result import Event
 from stepspec.loop.step import StepCommitted, StepProposed
 
 T = TypeVar("T")
-Role = Literal["queue", "draft", "judge", "target", "controller"]
+Role = Literal["queue", "engine_wait", "draft", "judge", "target", "controller"]
 _AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)
 """Whether the running task works ahead of the request, which does not wait for it yet."""
 
@@ -73,8 +73,8 @@ class Ledger:
             self._stop(role)
 
     @contextmanager
-    def waiting(self, role: Role) -> Generator[None]:
-        """Measure a block that waits for a role whose work is timed elsewhere."""
+    def waiting(self, role: Role | None) -> Generator[None]:
+        """Measure a block that waits for a role whose work is timed elsewhere, or for none."""
         if _AHEAD.get():
             yield
             return
@@ -118,12 +118,12 @@ class Ledger:
         self._shown_at = now
 
     def waited(self, role: Role, queue_s: float) -> None:
-        """Move the seconds that a role waited in its engine's queue from that role to `queue`."""
+        """Move the seconds that a role waited for its engine from that role to `engine_wait`."""
         if _AHEAD.get():
             return
         moved = min(queue_s, self._seconds[role])
         self._seconds[role] -= moved
-        self._seconds["queue"] += moved
+        self._seconds["engine_wait"] += moved
 
     @property
     def counts(self) -> Counts:

@@ -66,7 +66,7 @@ class RequestRecord:
     async def wait_for_reader(self, end: float | None) -> float:
         """Wait while it is full, at most until a moment in the event loop's time. Return the seconds."""
         since = time.perf_counter()
-        with self._ledger.time("queue"):
+        with self._ledger.waiting(None):
             async with cut_off(end):
                 while self.is_full:
                     self.events_read.clear()
@@ -90,7 +90,7 @@ class RequestRecord:
         self._ledger.add(drafted=num_tokens, abandoned=abandoned)
 
     def draft_waited(self, seconds: float) -> None:
-        """The draft has waited in its engine's queue."""
+        """The draft has waited for its engine."""
         self._ledger.waited("draft", seconds)
 
     def proposed(self, since: int, index: int, num_tokens: int) -> None:

@@ -42,9 +42,6 @@ STYLE = "border-left: 4px solid {colour}; padding: 0.1em 0.8em; margin: 0.25em 0
 SHOWN_ANSWER = 300
 """Most characters of an answer in the short text of a result."""
 
-MIN_TO_JUDGE_BY = 8
-"""Fewest tokens of the target from which its speed in a request is estimated."""
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -93,6 +90,8 @@ class Result:
     """Why the draft proposed no step, or left the rest of the thinking to the target; None if it went on to its end."""
     limit: Limit | None = None
     """The limit that ended the text or its thinking, or None. If it cut the text, `finish_reason` is `length`."""
+    stop_string: str | None = None
+    """The string of `stop` that ended the answer, which does not contain it."""
     model: str = ""
     """Name of the target, or of the service's model."""
     policy: str = ""
@@ -126,15 +125,6 @@ class Result:
             target_tokens=counts.regenerated + counts.forced,
             wasted_tokens=counts.wasted,
         )
-
-    @property
-    def estimated_speedup(self) -> float | None:
-        """Estimated speedup over the target alone, at the speed at which it wrote its own tokens in this request. This
-        is not a measurement. None if the target wrote too few tokens, or several steps concurrently."""
-        written, times = self.counts.generated, self.times
-        if written < MIN_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
-            return None
-        return self.counts.committed * times.target / written / times.wall
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as plain values, for JSON."""

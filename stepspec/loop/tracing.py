@@ -155,20 +155,25 @@ class Spans:
 
 
 @contextmanager
-def caller(headers: Mapping[str, str]) -> Generator[None]:
-    """Make the span in the headers of an HTTP request the parent of all spans in a block.
+def caller(headers: Mapping[str, str]) -> Generator[str | None]:
+    """Make the current span, or else the one in the headers of an HTTP request, the parent of all spans in a block.
 
     Args:
         headers: in lower case, such as `traceparent`.
+
+    Yields:
+        the id of the trace; None if there is none.
     """
-    if _api() is None or "traceparent" not in headers:
-        yield
+    if (api := _api()) is None:
+        yield None
         return
     from opentelemetry import context, propagate
 
-    token = context.attach(propagate.extract(headers))
+    has_span = api.get_current_span().get_span_context().is_valid
+    token = context.attach(propagate.extract({} if has_span else headers, context.get_current()))
+    parent = api.get_current_span().get_span_context()
     try:
-        yield
+        yield api.format_trace_id(parent.trace_id) if parent.is_valid else None
     finally:
         context.detach(token)
 

@@ -96,7 +96,10 @@ class Entrance:
         Raises:
             BusyError: all places are taken, or another client with fewer of them needs this one.
         """
-        message = f"The service is reading {self._max_places} other requests. Try again later."
+        message = (
+            f"The service is reading as many requests as --max-running and --max-queued allow together "
+            f"({self._max_places}). Try again later."
+        )
         if self.num_places >= self._max_places:
             if (displaced := self._displaced(client)) is None:
                 raise BusyError(message, RETRY_S, "entering")
@@ -179,10 +182,12 @@ class Admission:
         if not self._has_to_wait(num_answers):
             return
         if self._queue_is_full:
-            raise BusyError(f"The queue is full ({self.num_queued} requests). Try again later.", RETRY_S, "requests")
+            message = f"The queue is full (--max-queued {self.limits.max_queued}). Try again later."
+            raise BusyError(message, RETRY_S, "requests")
         most = self.limits.max_queued_tokens
         if most is not None and self._waiting and self.num_queued_tokens + num_tokens > most:
-            raise BusyError(f"The queue is full ({self.num_queued_tokens} tokens). Try again later.", RETRY_S, "tokens")
+            message = f"The queue is full (--max-queued-tokens {most}). Try again later."
+            raise BusyError(message, RETRY_S, "tokens")
 
     @asynccontextmanager
     async def slot(self, ticket: Ticket) -> AsyncGenerator[None, None]:
@@ -248,7 +253,8 @@ class Admission:
             self._waiting.pop(number, None)
             self._admit()
             if isinstance(error, TimeoutError):
-                raise BusyError("The request has waited too long. Try again later.", RETRY_S, "wait") from None
+                message = f"The request has waited for --max-wait {self.limits.max_wait_s:g} s. Try again later."
+                raise BusyError(message, RETRY_S, "wait") from None
             raise
 
     def _admit(self) -> None:

@@ -1,7 +1,6 @@
 """Builds chat completions and chunks in the format of OpenAI's API, with metrics in vLLM's format."""
 
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,9 +20,9 @@ class ChatAnswer:
 
     named_events = False
 
-    def __init__(self, model: str, policy: str, request: ChatRequest, *, thinks: bool) -> None:
+    def __init__(self, model: str, policy: str, request: ChatRequest, request_id: str, *, thinks: bool) -> None:
         """`thinks`: whether the thinking is separate from the answer."""
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
         self._request, self._policy, self._thinks = request, policy, thinks
         self._num_calls: Counter[int] = Counter()
         """Calls that each answer has sent."""

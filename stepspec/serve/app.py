@@ -21,15 +21,19 @@ from stepspec.serve.document import (
     BODIES,
     CHAT_RESPONSES,
     COMPLETION_RESPONSES,
+    COUNT_RESPONSES,
     KEYED_RESPONSES,
+    MESSAGES_RESPONSES,
     MODEL_RESPONSES,
     RESPONSES_RESPONSES,
     TOKENIZE_RESPONSES,
     documented,
 )
-from stepspec.serve.errors import error_body, headers_of, public_error, status_of
+from stepspec.serve.errors import error_body, error_response, public_error
 from stepspec.serve.hosts import HostCheck
 from stepspec.serve.log import RequestLog, entry_of
+from stepspec.serve.messages_answer import MessagesAnswer
+from stepspec.serve.messages_request import MessagesRequest
 from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
@@ -66,7 +70,7 @@ def create_app(
     app.state.service = service
     if service.settings.hosts:
         app.add_middleware(HostCheck, hosts=service.settings.hosts)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, count=service.monitor.responded)
     if service.settings.cors_origins:  # added last, so that all responses have its headers
         app.add_middleware(
             CORSMiddleware,
@@ -93,7 +97,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """Generates the answer to a conversation."""
         asked, run = await service.received(request, ChatRequest)
-        answer = ChatAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
+        answer = ChatAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, thinks=run.prompts[0].thinking is not None
+        )
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(
@@ -106,7 +112,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """Generates the text that follows a prompt, without a chat template."""
         asked, run = await service.received(request, CompletionRequest)
         thinking = [prompt.thinking for prompt in run.prompts for _ in range(asked.num_answers)]
-        answer = CompletionAnswer(run.model.name, run.policy, asked, thinking)
+        answer = CompletionAnswer(run.model.name, run.policy, asked, run.log.request_id, thinking)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post(
@@ -118,8 +124,33 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     async def respond_to(request: Request) -> Response:
         """Generates the response to input items. Nothing is stored."""
         asked, run = await service.received(request, ResponsesRequest)
-        answer = ResponsesAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
+        answer = ResponsesAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, thinks=run.prompts[0].thinking is not None
+        )
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
+
+    @app.post(
+        "/v1/messages", response_model=None, openapi_extra=BODIES["MessagesRequest"], responses=MESSAGES_RESPONSES
+    )
+    async def message(request: Request) -> Response:
+        """Generates the answer to a conversation, in the format of Anthropic's API."""
+        asked, run = await service.received(request, MessagesRequest)
+        (prompt,) = run.prompts
+        thinks = prompt.thinking is not None
+        answer = MessagesAnswer(
+            run.model.name, run.policy, asked, run.log.request_id, len(prompt.prompt), thinks=thinks
+        )
+        return await respond(request, run.events(), answer, stream=bool(asked.stream))
+
+    @app.post(
+        "/v1/messages/count_tokens",
+        response_model=None,
+        openapi_extra=BODIES["CountRequest"],
+        responses=COUNT_RESPONSES,
+    )
+    async def count(request: Request) -> Response:
+        """Returns the number of tokens of a conversation, in the format of Anthropic's API."""
+        return JSONResponse(await service.counted(request))
 
     @app.post("/tokenize", response_model=None, openapi_extra=BODIES["TokenizeRequest"], responses=TOKENIZE_RESPONSES)
     async def tokenize(request: Request) -> Response:
@@ -178,7 +209,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     entry = entry_of(request.scope)
     public = public_error(error, entry.request_id)
     entry.failed(public)
-    return JSONResponse(error_body(public), status_of(public), headers_of(public))
+    return error_response(request.url.path, public, entry.request_id)
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

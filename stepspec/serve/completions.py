@@ -1,7 +1,6 @@
 """OpenAI's completions: a prompt without a chat template, and the text that follows it."""
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,12 +67,17 @@ class CompletionAnswer:
     named_events = False
 
     def __init__(
-        self, model: str, policy: str, request: CompletionRequest, thinking: Sequence[ThinkingTags | None]
+        self,
+        model: str,
+        policy: str,
+        request: CompletionRequest,
+        request_id: str,
+        thinking: Sequence[ThinkingTags | None],
     ) -> None:
         """`thinking`: for each answer, how the thinking is marked that its prompt leaves open."""
         self._request, self._policy, self._thinking = request, policy, thinking
         self._texts = [_Text(tags) for tags in thinking]
-        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self._head = {"id": f"cmpl-{request_id}", "object": "text_completion", "created": int(time.time())}
         self._head["model"] = model
 
     def begin(self) -> list[dict[str, Any]]:

@@ -8,16 +8,20 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from stepspec.serve.completions import CompletionRequest
+from stepspec.serve.messages_request import CountRequest, MessagesRequest
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_request import ResponsesRequest
 from stepspec.serve.schemas import (
     Chunk,
     Completion,
     ErrorBody,
+    MessageEvent,
+    MessageObject,
     ResponseEvent,
     ResponseObject,
     TextCompletion,
     TextCompletionChunk,
+    TokenCount,
     Tokens,
 )
 from stepspec.serve.tokenize import TokenizeRequest
@@ -65,9 +69,18 @@ def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str, e
 
 CHAT_RESPONSES = _text_responses(Completion, Chunk, "answer")
 RESPONSES_RESPONSES = _text_responses(ResponseObject, ResponseEvent, "response", "Each event has the name of its type.")
+MESSAGES_RESPONSES = _text_responses(MessageObject, MessageEvent, "message", "Each event has the name of its type.")
+COUNT_RESPONSES: Responses = {**TOKENIZE_RESPONSES, 200: {"model": TokenCount, "description": "The number of tokens."}}
 COMPLETION_RESPONSES = _text_responses(TextCompletion, TextCompletionChunk, "text")
 
-REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest)
+REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountRequest,
+    TokenizeRequest,
+)
 BODIES: Mapping[str, dict[str, Any]] = {
     model.__name__: {
         "requestBody": {
@@ -92,7 +105,7 @@ def documented(app: FastAPI, *, needs_key: bool) -> Callable[[], dict[str, Any]]
     def openapi() -> dict[str, Any]:
         document = build()
         schemas = document["components"]["schemas"]
-        for model in (*REQUESTS, Chunk, TextCompletionChunk, ResponseEvent):
+        for model in (*REQUESTS, Chunk, TextCompletionChunk, ResponseEvent, MessageEvent):
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
         if needs_key:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 from stepspec.base.printable import printable
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError, unknown_name
 
@@ -170,6 +172,32 @@ def error_body(error: StepSpecError) -> dict[str, Any]:
     if isinstance(error, RateError):
         kind = "rate_limit_error"
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+MESSAGES = "/v1/messages"
+"""Beginning of the routes of Anthropic's API."""
+MESSAGES_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Types of errors of Anthropic's API by HTTP status; others are invalid requests."""
+
+
+def messages_error(error: StepSpecError, request_id: str | None = None) -> dict[str, Any]:
+    """Return an error in Anthropic's format."""
+    kind = MESSAGES_ERRORS.get(status_of(error), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+
+
+def error_response(path: str, error: StepSpecError, request_id: str | None = None) -> JSONResponse:
+    """Return the response of a route to an error, in the route's format."""
+    body = messages_error(error, request_id) if path.startswith(MESSAGES) else error_body(error)
+    return JSONResponse(body, status_of(error), headers_of(error))
 
 
 def headers_of(error: StepSpecError) -> Mapping[str, str]:

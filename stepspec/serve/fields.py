@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, Valida
 from stepspec.api.session import Question
 from stepspec.base.strict_json import read_json
 from stepspec.engines.protocol import MAX_TOKEN_ID, SAMPLING_NUMBERS
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, ModelError, UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.serve.errors import RefusedError, TooLongError, truncated
@@ -128,6 +129,13 @@ class Body(BaseModel):
     def ignored(self) -> list[str]:
         """Names of the unknown fields, at most `MAX_LISTED`."""
         return shortened(name for name in self.extra if name not in self.refusals)
+
+    def fit(self, tags: ThinkingTags | None) -> None:
+        """Leave out settings that clients of the API send to every model, and that this one cannot follow.
+
+        Args:
+            tags: how the model thinks; None if it does not separate its thinking.
+        """
 
     @property
     def renamed(self) -> Mapping[str, str]:

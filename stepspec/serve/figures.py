@@ -84,7 +84,6 @@ def _step_level(result: Result, policy: str) -> dict[str, Any]:
         "thinks": result.thinks,
         "limit": result.limit,
         "not_proposed": result.not_proposed,
-        "estimated_speedup": result.estimated_speedup,
         "token_level_exact": result.token_level_exact,
         "note": result.note,
         "uncovered": result.uncovered,

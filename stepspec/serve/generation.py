@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCalled
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.result import Done, Event
 from stepspec.loop.step import Noted, StepCommitted
@@ -66,10 +66,8 @@ class Generation:
             async with aclosing(self._admitted()) as events:
                 async for each in events:
                     yield each
-        except StepSpecError as error:
-            self.log.failed(error)
-            if isinstance(error, BusyError):
-                self.monitor.rejected(error.reason)
+        except BusyError as error:
+            self.monitor.rejected(error.reason)
             raise
 
     async def _admitted(self) -> IndexedEvents:
@@ -82,11 +80,12 @@ class Generation:
         async with AsyncExitStack() as turn:
             async with cut_off(end) as limit:  # without a turn, the answers end where they begin, and cost nothing
                 await turn.enter_async_context(self.admission.slot(ticket))
+            self.log.counts["prompt_tokens"] = num_tokens
             self.log.queue_s = time.perf_counter() - asked_at
             if not limit.expired():
                 self.rates.used(self.client, num_tokens)
             answers = [
-                self._answer(place * self.num_answers + number, prompt, number)
+                self._answer(place * self.num_answers + number, prompt, number, asked_at)
                 for place, prompt in enumerate(self.prompts)
                 for number in range(self.num_answers)
             ]
@@ -94,11 +93,12 @@ class Generation:
                 async for each in events:
                     yield each
 
-    async def _answer(self, index: int, prompt: PreparedRequest, number: int) -> IndexedEvents:
-        queue_s = max(0.0, time.perf_counter() - self.since - prompt.seconds)
+    async def _answer(self, index: int, prompt: PreparedRequest, number: int, asked_at: float) -> IndexedEvents:
+        """`asked_at`: when the request entered the queue, in which its later answers may wait for its first ones."""
+        queue_s = time.perf_counter() - asked_at
         watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, self.since)
         watch.queued(queue_s)
-        stream = prompt.stream(number, queue_s)
+        stream = prompt.stream(number, queue_s, max(0.0, asked_at - self.since - prompt.seconds))
         outcome: Outcome = "cancelled"
         num_tokens: int | None = None
         num_thought, answer = 0, list[str]()
@@ -106,6 +106,7 @@ class Generation:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
                     watch.saw(event)
+                    self.log.ttft_s = self.log.ttft_s or watch.first_s
                     if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
                         num_thought += event.step.num_tokens
                     elif isinstance(event, AnswerDelta):
@@ -116,7 +117,7 @@ class Generation:
                         self.log.unfamiliar = event.text
                     elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
-                        self.log.note = event.result.note
+                        self.log.done(event.result)
                         watch.done(event.result)
                     yield index, event
         except Exception as error:

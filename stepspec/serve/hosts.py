@@ -7,11 +7,10 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from stepspec.serve.errors import ExposedError, HostError, RefusedError, error_body
+from stepspec.serve.errors import ExposedError, HostError, RefusedError, error_response
 from stepspec.serve.log import KEY, entry_of, header
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -50,7 +49,7 @@ class HostCheck:
         else:
             if KEY in scope:
                 entry_of(scope).failed(error)
-            await JSONResponse(error_body(error), error.status)(scope, receive, send)
+            await error_response(scope["path"], error)(scope, receive, send)
 
     def _error(self, scope: Scope) -> RefusedError | None:
         if self._is_local and not _is_loopback(scope):

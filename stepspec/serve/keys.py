@@ -105,15 +105,17 @@ class Keys:
             raise NoKeyError()
         return found[0]
 
-    def reload(self) -> None:
-        """Read the file again. If that fails, the keys stay as they are, and the log says why."""
+    def reload(self, done: str = "Reloaded") -> None:
+        """Read the file again. If that fails, the keys stay as they are, and the log says why; else that it is done."""
         self._changed = self._time()
         try:
             self._clients = self._read()
         except UsageError as error:
             logger.error("The API keys were not reloaded, the old ones stay: %s", error)
         else:
-            logger.info("Reloaded the API keys: %d.", len(self._clients))
+            sources = [str(each) for each in (self.file, self.environment.get(ENVIRONMENT) and ENVIRONMENT) if each]
+            number = f"{len(self._clients)} API key{'s' * (len(self._clients) != 1)}"
+            logger.info("%s %s from %s.", done, number, " and ".join(sources) or "no file")
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""

@@ -1,22 +1,24 @@
-"""Logs one line for each request: id, method, path, status, seconds; for texts also client, tokens and policy."""
+"""Logs one line for each request: id, address, method, path, status, seconds; for texts also tokens and policy."""
 
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, cast
 
-from fastapi.responses import JSONResponse
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepspec.base.printable import printable
 from stepspec.errors import StepSpecError
+from stepspec.loop.result import Result
 from stepspec.loop.tracing import caller
-from stepspec.serve.errors import error_body, public_error, truncated
+from stepspec.serve.errors import BusyError, error_body, error_response, public_error, truncated
 from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
@@ -38,13 +40,22 @@ class LineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, with control characters escaped."""
+        """Return the line, with control characters escaped, and the prompt if prompts are logged."""
         record.message = printable(record.message)
-        return super().formatMessage(record)
+        prompt = getattr(record, "prompt", None)
+        return super().formatMessage(record) + ("" if prompt is None else f" prompt {prompt!r}")
 
     def formatException(self, ei: Any) -> str:
         """Return the indented lines of a traceback."""
         return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).splitlines())
+
+
+class _JsonFormatter(JsonFormatter):
+    """Formats the entries of the structured log."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the time in the format of RFC 3339."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def line_formatter(*, as_json: bool) -> logging.Formatter:
@@ -52,7 +63,7 @@ def line_formatter(*, as_json: bool) -> logging.Formatter:
     if not as_json:
         return LineFormatter()
     hidden = [*RESERVED_ATTRS, "color_message"]  # of uvicorn, with escapes for a terminal
-    return JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
+    return _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
 
 
 def configure_logs(*, as_json: bool) -> None:
@@ -70,18 +81,27 @@ class LogEntry:
     """What the log says about a request. Prompts, answers and keys are not part of it."""
 
     request_id: str
+    client_ip: str | None = None
+    """Address of the client, as a trusted proxy gives it."""
+    trace_id: str | None = None
     session_id: str | None = None
     client: str | None = None
+    """Name of its key."""
     model: str | None = None
     policy: str | None = None
     queue_s: float | None = None
+    ttft_s: float | None = None
+    """Seconds until the first output."""
     num_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Further tokens and passes of texts, for structured logs."""
+    finish_reason: str | None = None
     ignored: Sequence[str] = ()
     note: str | None = None
     unfamiliar: str | None = None
     """The part of the note on a question unlike the training data, which is logged once."""
     error: str | None = None
-    """The kind of an error and the field that it is about. Its message may quote the prompt."""
+    """The kind of an error, and the field that it is about or the reason. Its message may quote the prompt."""
     prompt: str | None = None
     """The prompt, if the service logs prompts."""
     status: int = 500
@@ -91,8 +111,18 @@ class LogEntry:
     def failed(self, error: StepSpecError) -> None:
         """Add an error."""
         found = error_body(error)["error"]
-        param = "" if found["param"] is None else f" {truncated(repr(found['param']), MAX_PARAM)}"
-        self.error = f"{found['code'] or found['type']}{param}"
+        detail = error.reason if isinstance(error, BusyError) else found["param"]
+        shown = "" if detail is None else f" {truncated(repr(detail), MAX_PARAM)}"
+        self.error = f"{found['code'] or found['type']}{shown}"
+
+    def done(self, result: Result) -> None:
+        """Add the result of an answer."""
+        counts = result.counts
+        self.note = result.note
+        self.finish_reason = ", ".join(filter(None, (self.finish_reason, result.finish_reason)))
+        self.counts["drafted"] += counts.drafted + counts.token_drafted
+        self.counts["accepted"] += counts.accepted + counts.token_accepted
+        self.counts["target_passes"] += counts.target_passes
 
     def words(self) -> str:
         """Return the part of the line about the text; empty for other requests."""
@@ -109,9 +139,9 @@ class LogEntry:
 
     def fields(self) -> dict[str, Any]:
         """Return the entry for structured logs."""
-        left_out = {"since", "unfamiliar"}
+        left_out = {"since", "unfamiliar", "counts"}
         values = {name: value for name, value in vars(self).items() if value not in (None, ()) and name not in left_out}
-        return {**values, "seconds": round(time.monotonic() - self.since, 6)}
+        return {**values, **self.counts, "seconds": round(time.monotonic() - self.since, 6)}
 
 
 class RequestLog:
@@ -120,15 +150,16 @@ class RequestLog:
     It also responds to errors that no other part of the service expects, so that their responses have an id, too.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+        """`count` is called with the status of each response."""
+        self._app, self._count = app, count
         self._noted: set[str] = set()  # notes on questions unlike the training data; each pair has one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        entry = scope[KEY] = LogEntry(_request_id(scope))
+        entry = scope[KEY] = LogEntry(_request_id(scope), (scope.get("client") or [None])[0])
 
         has_begun = False
 
@@ -142,15 +173,17 @@ class RequestLog:
 
         parents = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE}
         try:
-            with caller(parents):
+            with caller(parents) as entry.trace_id:
                 await self._app(scope, receive, watched_send)
         except Exception as error:
             if has_begun:
                 raise
             public = public_error(error, entry.request_id)
             entry.failed(public)
-            await JSONResponse(error_body(public), 500)(scope, receive, watched_send)
+            await error_response(scope["path"], public, entry.request_id)(scope, receive, watched_send)
         finally:
+            entry.complete &= entry.error is None or entry.status >= 400  # an error may end a stream
+            self._count(entry.status)
             self._log(scope, entry)
 
     def _log(self, scope: Scope, entry: LogEntry) -> None:
@@ -164,8 +197,9 @@ class RequestLog:
         is_poll = scope["path"] in POLLED and entry.status < 400 and entry.complete
         logger.log(
             logging.DEBUG if is_poll else logging.INFO,
-            "%s %s %s %d %.3f s%s%s",
+            "%s %s %s %s %d %.3f s%s%s",
             entry.request_id,
+            entry.client_ip or "-",
             scope["method"],
             path,
             entry.status,
@@ -174,8 +208,6 @@ class RequestLog:
             cut_off,
             extra={"method": scope["method"], "path": path, **entry.fields()},
         )
-        if entry.prompt is not None:
-            logger.info("%s prompt: %r", entry.request_id, entry.prompt)
 
 
 def _request_id(scope: Scope) -> str:

@@ -11,13 +11,17 @@ from stepspec.api.policy_support import fit_policy
 from stepspec.api.session import StepSpec
 from stepspec.base.files import former_name, list_data_files
 from stepspec.errors import UsageError, unknown_name
-from stepspec.loop.calibrated import proposing, settings_of
+from stepspec.loop.calibrated import UNKNOWN, proposing, settings_of
+from stepspec.loop.certificate import NEXT_STEP
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.serve.errors import NoSuchModelError, RefusedError
 from stepspec.serve.fields import Speculation
 
 MAX_SESSIONS = 64
 """Sessions of a model that are kept: one for each policy and threshold that was used last."""
+
+UNUSED_DRAFT = f"The draft is not used: there are no thresholds for this pair. {NEXT_STEP.removesuffix('.')}"
+"""A sentence of the start-up log, without its period."""
 
 EXACT = "exact"
 """The policy that takes the place of one that is not exact."""
@@ -105,10 +109,17 @@ class ServedModel:
 
     @property
     def in_words(self) -> str:
-        """What answers under the name."""
+        """What answers under the name, and whether the draft has nothing to do."""
         loaded = [(role, model.name, model.describe().get("dtype")) for role, model in self.pair.loaded.items()]
         models = ", ".join(f"{role} {name} ({dtype})" if dtype else f"{role} {name}" for role, name, dtype in loaded)
-        return f"{models}, policy {self.policy}"
+        return f"{models}, policy {self.policy}" + (f". {UNUSED_DRAFT}" if self._leaves_out_the_draft else "")
+
+    @property
+    def _leaves_out_the_draft(self) -> bool:
+        """Whether the policy would ask the draft, if only for steps and with thresholds."""
+        settings = settings_of(load_policy(self.policy)[0], self.pair.hash)
+        is_unknown = any(UNKNOWN in each.sentences for each in settings)
+        return self.pair.draft is not None and is_unknown and not self._policy(self.policy).needs_draft
 
 
 class ServedModels:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from stepspec import __version__
 from stepspec.api.models import Pair
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.loop.result import Event, Result
@@ -32,7 +33,7 @@ FINISHED: Mapping[str, str] = {"tool_calls": "stop", "refused": "error", "cancel
 """Outcomes that vLLM calls otherwise."""
 
 HISTOGRAMS: Mapping[str, tuple[str, str | None, tuple[float, ...]]] = {
-    "queue_seconds": ("Seconds in the queue.", "request_queue_time_seconds", LATENCIES),
+    "queue_seconds": ("Seconds in the service's queue.", "request_queue_time_seconds", LATENCIES),
     "time_to_first_thought_seconds": ("Seconds until the first step was committed.", None, LATENCIES),
     "time_to_first_answer_seconds": ("Seconds until the first token of the answer.", None, LATENCIES),
     "time_to_first_token_seconds": (
@@ -56,13 +57,15 @@ COUNTERS: Mapping[str, tuple[str, str | None]] = {
     "committed_tokens": ("Tokens of thinking and answers.", "generation_tokens"),
     "draft_tokens": ("Committed tokens that the draft wrote.", None),
     "wasted_tokens": ("Tokens that a model generated and that were not committed.", None),
+    "target_passes": (
+        "Forward passes of the target, judging included. A pass that requests share counts for each of them.",
+        None,
+    ),
     "steps_judged": ("Steps of the draft that were judged.", None),
     "steps_accepted": ("Steps of the draft that were accepted.", None),
     "token_drafted": ("Tokens drafted by token-level speculation.", "spec_decode_num_draft_tokens"),
     "token_accepted": ("Drafted tokens that the target accepted.", "spec_decode_num_accepted_tokens"),
     "token_rounds": ("Rounds of token-level speculation.", "spec_decode_num_drafts"),
-    "estimated_saved_seconds": ("Seconds that speculation is estimated to have saved.", None),
-    "estimated_lost_seconds": ("Seconds that speculation is estimated to have cost.", None),
 }
 """By name: help, and vLLM's name."""
 
@@ -73,6 +76,8 @@ class Monitor:
     def __init__(self, admission: Admission, pairs: Mapping[str, Pair], policy: str) -> None:
         """`policy`: the default one, whose metrics are there before the first request."""
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Info("stepspec_build", "The service.", registry=self.registry).info({"version": __version__})
         made: dict[str, Any] = {"registry": self.registry, "labelnames": LABELS}
         self._histograms = {
             name: Histogram(f"stepspec_{name}", about, buckets=bounds, **made)
@@ -90,6 +95,9 @@ class Monitor:
         )
         self._rejections = Counter(
             "stepspec_rejections", "Requests that were turned away.", ("reason",), registry=self.registry
+        )
+        self._responses = Counter(
+            "stepspec_http_responses", "Responses by HTTP status.", ("status",), registry=self.registry
         )
         self._up = Gauge(
             "stepspec_engine_up",
@@ -112,6 +120,10 @@ class Monitor:
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def responded(self, status: int) -> None:
+        """Count a response."""
+        self._responses.labels(str(status)).inc()
 
     def rejected(self, reason: str) -> None:
         """Count a request that was turned away."""
@@ -164,6 +176,11 @@ class Watch:
         elif isinstance(event, AnswerDelta | ToolCalled):
             self._first("time_to_first_answer_seconds")
 
+    @property
+    def first_s(self) -> float | None:
+        """Seconds until the first output, if there was one."""
+        return min(self._firsts.values(), default=None)
+
     def _first(self, name: str) -> None:
         if name in self._firsts:
             return
@@ -178,8 +195,8 @@ class Watch:
         self.outcome = result.finish_reason
         seconds = time.perf_counter() - self._since
         monitor.observe("request_seconds", labels, seconds)
-        if self._firsts and counts.committed > 1:
-            rest = seconds - min(self._firsts.values())
+        if self.first_s is not None and counts.committed > 1:
+            rest = seconds - self.first_s
             monitor.observe("time_per_token_seconds", labels, rest / (counts.committed - 1))
         if counts.steps_judged:
             monitor.observe("judge_seconds", labels, times.judge / counts.steps_judged)
@@ -192,12 +209,12 @@ class Watch:
                 "committed_tokens": counts.committed,
                 "draft_tokens": counts.accepted,
                 "wasted_tokens": counts.wasted,
+                "target_passes": counts.target_passes,
                 "steps_judged": counts.steps_judged,
                 "steps_accepted": counts.steps_accepted,
                 "token_drafted": counts.token_drafted,
                 "token_accepted": counts.token_accepted,
                 "token_rounds": rounds.num_rounds if rounds is not None else 0,
-                **_balance(result),
             },
         )
         if rounds is not None:
@@ -206,14 +223,6 @@ class Watch:
     def end(self, outcome: Outcome) -> None:
         """Note the end; `outcome` counts if there is no result."""
         self._monitor.ended(self._labels, self.outcome or outcome, self._pair)
-
-
-def _balance(result: Result) -> Mapping[str, float]:
-    """Return the seconds that speculation is estimated to have saved or cost, see `Result.estimated_speedup`."""
-    if result.estimated_speedup is None:
-        return {}
-    saved_s = (result.estimated_speedup - 1) * result.times.wall
-    return {"estimated_saved_seconds": max(0.0, saved_s), "estimated_lost_seconds": max(0.0, -saved_s)}
 
 
 class _Aliases(Collector):
@@ -262,7 +271,7 @@ class _Engines(Collector):
 
     def collect(self) -> Iterable[Metric]:
         running = GaugeMetricFamily("stepspec_requests_running", "Answers that are being generated.", labels=MODEL)
-        queued = GaugeMetricFamily("stepspec_requests_queued", "Requests that wait.", labels=MODEL)
+        queued = GaugeMetricFamily("stepspec_requests_queued", "Requests in the service's queue.", labels=MODEL)
         aliases = [GaugeMetricFamily(f"vllm:num_requests_{name}", "", labels=VLLM) for name in ("running", "waiting")]
         for name in self._pairs:
             counts = self._admission.num_running_of(name), self._admission.num_queued_of(name)
@@ -271,7 +280,7 @@ class _Engines(Collector):
                 alias.add_metric([name, ENGINE], count)
         tokens = self._admission.num_queued_tokens
         yield from (running, queued, *aliases)
-        yield GaugeMetricFamily("stepspec_queued_tokens", "Prompt tokens that wait.", tokens)
+        yield GaugeMetricFamily("stepspec_queued_tokens", "Prompt tokens in the service's queue.", tokens)
         yield from self._passes()
 
     def _passes(self) -> Iterable[Metric]:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +39,7 @@ from stepspec.loop.policy import load_policy
 from stepspec.serve.admission import RETRY_S, Entrance, ServiceLimits
 from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
-from stepspec.serve.errors import BusyError, LostError, error_body, headers_of, status_of
+from stepspec.serve.errors import MESSAGES, BusyError, LostError, error_body, error_response, messages_error
 from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
 from stepspec.serve.keys import ENVIRONMENT, Keys
 from stepspec.serve.log import header
@@ -260,12 +260,12 @@ class Front:
         except ClientDisconnect:
             return
         except StepSpecError as error:
-            await JSONResponse(error_body(error), status_of(error), headers_of(error))(scope, receive, send)
+            await error_response(scope["path"], error)(scope, receive, send)
             return
         asked = {name: scope[name] for name in PASSED if name in scope}
         session = header(scope, b"x-session-id")
         if session is not None:  # sessions of different keys have nothing in common
-            session = hash_of(header(scope, b"authorization"), session)
+            session = hash_of(header(scope, b"authorization") or header(scope, b"x-api-key"), session)
         for retries_left in reversed(range(1 + RETRIES)):
             begun = ended = is_stream = False
             stream = self._models.options(stream=True, session_id=session or "").respond.remote(asked, body)
@@ -281,7 +281,7 @@ class Front:
                 return
             except BackPressureError:
                 error = BusyError("Too many requests wait. Try again later.", RETRY_S, "requests")
-                await JSONResponse(error_body(error), error.status, headers_of(error))(scope, receive, send)
+                await error_response(scope["path"], error)(scope, receive, send)
                 return
             except (RayError, RayServeException) as error:
                 logger.warning("A replica failed during a request: %s", type(error).__name__)
@@ -290,8 +290,7 @@ class Front:
                         await send({"type": "http.response.body", "body": _last_event(scope["path"], LostError())})
                     return
                 if not retries_left:
-                    lost = LostError()
-                    await JSONResponse(error_body(lost), lost.status, headers_of(lost))(scope, receive, send)
+                    await error_response(scope["path"], LostError())(scope, receive, send)
                     return
             finally:
                 stream.cancel()
@@ -304,6 +303,8 @@ def _is_stream(start: Message) -> bool:
 
 def _last_event(path: str, error: StepSpecError) -> bytes:
     """Return the last event of a stream that fails, in the format of its route."""
+    if path.startswith(MESSAGES):
+        return format_sse_event(data_str=json.dumps(messages_error(error)), event="error")
     found = error_body(error)
     if path.endswith("/responses"):
         return format_sse_event(data_str=json.dumps({"type": "error", **found["error"]}), event="error")

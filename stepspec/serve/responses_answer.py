@@ -33,7 +33,7 @@ class _OutputItem:
     """Beginning of the names of the events with its text."""
 
     def __init__(self, index: int) -> None:
-        self.id = _new_id(self.prefix)
+        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
         self.status: Status = "in_progress"
         self._index = index
         self._chunks: list[str] = []
@@ -149,19 +149,20 @@ class ResponsesAnswer:
 
     named_events = True
 
-    def __init__(self, model: str, policy: str, request: ResponsesRequest, *, thinks: bool) -> None:
+    def __init__(self, model: str, policy: str, request: ResponsesRequest, request_id: str, *, thinks: bool) -> None:
         """
         Args:
             model: name of the model.
             policy: name of the policy.
             request: the request. The response repeats its settings.
+            request_id: the id in the log.
             thinks: whether the thinking is separate from the answer.
         """
         self._request, self._policy, self._ignored = request, policy, request.ignored
         self._thinks = thinks
         self._with_events = bool(request.stepspec and request.stepspec.events)
         self._with_reasoning = request.text_request.include_reasoning is not False
-        self._head = _head(request, model)
+        self._head = _head(request, model, request_id)
         self._items: list[_OutputItem] = []
         self._num_events = 0
 
@@ -261,11 +262,11 @@ class ResponsesAnswer:
 STARTS = ("created", "in_progress")
 
 
-def _head(request: ResponsesRequest, model: str) -> Data:
+def _head(request: ResponsesRequest, model: str, request_id: str) -> Data:
     """Return the fields of a response that are known from the beginning."""
     reasoning, text = request.reasoning, request.text
     return {
-        "id": _new_id("resp"),
+        "id": f"resp_{request_id}",
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
@@ -289,10 +290,6 @@ def _head(request: ResponsesRequest, model: str) -> Data:
         "store": False,
         "previous_response_id": None,
     }
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def _step_data(step: Step) -> Data:

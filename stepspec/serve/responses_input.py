@@ -3,12 +3,13 @@
 Consecutive reasoning, messages and function calls of the assistant are one turn, as chat templates expect.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from stepspec.errors import unknown_name
-from stepspec.serve.errors import RefusedError, truncated
+from stepspec.serve.errors import RefusedError
+from stepspec.serve.translated import joined_turns, paragraphs, shown, string_of
 
 
 def chat_turns(instructions: str | None, given: str | Sequence[Any]) -> list[dict[str, Any]]:
@@ -26,24 +27,10 @@ def chat_turns(instructions: str | None, given: str | Sequence[Any]) -> list[dic
     merged: list[dict[str, Any]] = []
     for role, group in groupby(turns, key=lambda turn: turn["role"]):
         if role == "assistant" or (role == "system" and not merged):
-            merged.append(_joined(role, [*group]))
+            merged.append(joined_turns(role, [*group]))
         else:
             merged += group
     return merged
-
-
-def _joined(role: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return consecutive turns as one."""
-    joined: dict[str, Any] = {"role": role, "content": _paragraphs(turn.get("content") for turn in turns)}
-    if reasoning := _paragraphs(turn.get("reasoning_content") for turn in turns):
-        joined["reasoning_content"] = reasoning
-    if calls := [call for turn in turns for call in turn.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined
-
-
-def _paragraphs(texts: Iterable[str | None]) -> str:
-    return "\n\n".join(filter(None, texts))
 
 
 def _turn(where: str, item: Any) -> dict[str, Any]:
@@ -56,12 +43,12 @@ def _turn(where: str, item: Any) -> dict[str, Any]:
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _reasoning(where, item)}
     if kind == "function_call":
-        function = {name: _string(where, item, name) for name in ("name", "arguments")}
-        call = {"id": _string(where, item, "call_id"), "type": "function", "function": function}
+        function = {name: string_of(where, item, name) for name in ("name", "arguments")}
+        call = {"id": string_of(where, item, "call_id"), "type": "function", "function": function}
         return {"role": "assistant", "tool_calls": [call]}
     if kind == "function_call_output":
         content = _text(f"{where}.output", item.get("output"))
-        return {"role": "tool", "tool_call_id": _string(where, item, "call_id"), "content": content}
+        return {"role": "tool", "tool_call_id": string_of(where, item, "call_id"), "content": content}
     if kind == "item_reference":
         raise RefusedError(f"{where}.type", "The service stores no items. Send the item instead of its reference.")
     raise RefusedError(
@@ -71,7 +58,7 @@ def _turn(where: str, item: Any) -> dict[str, Any]:
 
 
 def _role(where: str, item: Mapping[str, Any]) -> str:
-    role = _string(where, item, "role")
+    role = string_of(where, item, "role")
     roles = ("user", "assistant", "system", "developer")
     if role not in roles:
         raise RefusedError(f"{where}.role", unknown_name("role", role, roles))
@@ -86,17 +73,10 @@ def _reasoning(where: str, item: Mapping[str, Any]) -> str:
     summary = item.get("summary") or []
     if not isinstance(summary, list):
         raise RefusedError(f"{where}.summary", f"{where}.summary must be a list of parts.")
-    text = _paragraphs(_part_text(f"{where}.summary.{index}", part) for index, part in enumerate(summary))
+    text = paragraphs(_part_text(f"{where}.summary.{index}", part) for index, part in enumerate(summary))
     if not text and item.get("encrypted_content"):
         raise RefusedError(f"{where}.encrypted_content", "The reasoning is encrypted. Leave this item out.")
     return text
-
-
-def _string(where: str, item: Mapping[str, Any], name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise RefusedError(f"{where}.{name}", f"{where}.{name} must be a string.")
-    return value
 
 
 def _text(where: str, content: Any) -> str:
@@ -121,9 +101,4 @@ def _part_text(where: str, part: Any) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in PARTS:
         raise RefusedError(f"{where}.type", f"Parts of type {shown(kind)} are not supported. Send input_text.")
-    return _string(where, part, PARTS[kind])
-
-
-def shown(value: Any) -> str:
-    """Return a value of the client as it appears in an error."""
-    return truncated(repr(value), 64)
+    return string_of(where, part, PARTS[kind])

@@ -3,41 +3,23 @@
 The service stores nothing, so a request has the whole conversation as input items.
 """
 
-import re
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from stepspec.chat.prompts import Message
 from stepspec.chat.tools import MODES, Function
 from stepspec.errors import unknown_name
-from stepspec.serve.errors import RefusedError, TooLongError
-from stepspec.serve.fields import Body, Items, Speculation, field_of, shortened
+from stepspec.serve.errors import RefusedError
+from stepspec.serve.fields import Items, Speculation, field_of, shortened
 from stepspec.serve.refused import REFUSED, Refusals
 from stepspec.serve.requests import ChatRequest
-from stepspec.serve.responses_input import chat_turns, shown
+from stepspec.serve.responses_input import chat_turns
+from stepspec.serve.translated import PASSED, TranslatedRequest, check_nested, shown
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 """Supported values of `include`. No reasoning is encrypted, so the second one is always null."""
-
-PASSED = (
-    *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
-    *(
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "thinking_token_budget",
-        "guided_json",
-        "guided_choice",
-        "structured_outputs",
-    ),
-    *("enable_thinking", "include_reasoning", "chat_template_kwargs", "draft_chat_template_kwargs"),
-    *("priority", "request_id", "session_id", "cache_salt"),
-)
-"""Fields that OpenAI's Responses API does not have, and that are the same as in a chat request."""
 
 RENAMED: Mapping[str, str] = {
     "messages": "input",
@@ -109,6 +91,8 @@ RESPONSES = ResponsesRefusals(
         "logprobs": (False,),
     }
 )
+LEFT_OUT = ("namespace", "web_search")
+"""Types of tools that Codex offers to every model. This one does not get them."""
 TOOL_REFUSALS = Refusals({"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)})
 REASONING_REFUSALS = Refusals({"context": ("auto",), "mode": ("standard",)})
 TEXT_REFUSALS = Refusals({"verbosity": ("medium",)})
@@ -159,7 +143,7 @@ def _document(schema: dict[str, Any]) -> None:
     schema["properties"] |= {name: chat[name] for name in PASSED}
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(TranslatedRequest):
     """The body of `/v1/responses`.
 
     Unknown fields are ignored. The response lists them in `metrics.ignored_fields`.
@@ -167,6 +151,8 @@ class ResponsesRequest(Body):
 
     model_config = ConfigDict(json_schema_extra=_document)
     refusals = RESPONSES
+    renamed_fields = RENAMED
+    words = frozenset({"messages", "logprobs"})
 
     model: str | None = Field(
         default=None, description="Name of a served model, or `NAME@POLICY`; by default the first one."
@@ -198,68 +184,35 @@ class ResponsesRequest(Body):
     stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
     stepspec: Speculation | None = Field(default=None, description="How to speculate.")
 
-    _chat: ChatRequest = PrivateAttr()
-
-    @classmethod
-    def validated(cls, fields: Mapping[str, Any]) -> Self:
-        """Validate the fields of a request, and translate them.
-
-        Raises:
-            RefusedError: a field is invalid or not supported.
-        """
-        request = super().validated(fields)
-        request.translate()
-        return request
-
-    def translate(self) -> None:
-        """Translate the fields to those of a chat completion.
-
-        Raises:
-            RefusedError: a field is invalid or not supported.
-        """
-        chat_fields = self._translated()
-        with _in_names_of_responses():
-            self._chat = ChatRequest.validated(chat_fields)
-
     @property
     def ignored(self) -> list[str]:
-        """Names of the unknown fields, at most `MAX_LISTED`."""
+        """Names of the fields that have no effect, at most `MAX_LISTED`."""
         nested: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = (
             ("text", (self.text and self.text.model_extra) or {}, TEXT_REFUSALS),
             ("reasoning", (self.reasoning and self.reasoning.model_extra) or {}, REASONING_REFUSALS),
             ("stream_options", self.stream_options or {}, {}),
         )
-        names = [name for name in self.extra if name not in PASSED and name not in self.refusals]
+        names = [f"tools.{place}" for place, tool in enumerate(self.tools or []) if tool.get("type") in LEFT_OUT]
+        names += [name for name in self.extra if name not in PASSED and name not in self.refusals]
         names += [f"{field}.{name}" for field, extra, known in nested for name in extra if name not in known]
         return shortened(names)
 
-    @property
-    def text_request(self) -> ChatRequest:
-        """The same request to `/v1/chat/completions`."""
-        return self._chat
-
-    def questions(self) -> Sequence[Sequence[Message]]:
-        """Return the conversation."""
-        return self._chat.questions()
-
-    @contextmanager
-    def in_its_words(self) -> Generator[None]:
-        """Convert errors about the chat request to errors that name this request's fields."""
-        with _in_names_of_responses(), self._chat.in_its_words():
-            yield
-
-    def _translated(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, Any]:
+        """See `TranslatedRequest.chat_fields`."""
         reasoning, text = self.reasoning or ReasoningSettings(), self.text or TextSettings()
-        _check_nested("reasoning", reasoning.model_extra or {}, REASONING_REFUSALS)
-        _check_nested("text", text.model_extra or {}, TEXT_REFUSALS)
-        fields = {
-            **{name: self.extra[name] for name in PASSED if name in self.extra},
+        check_nested("reasoning", reasoning.model_extra or {}, REASONING_REFUSALS)
+        check_nested("text", text.model_extra or {}, TEXT_REFUSALS)
+        return {
             "model": self.model,
             "messages": chat_turns(self.instructions, self.input),
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tools": [_chat_tool(f"tools.{index}", tool) for index, tool in enumerate(self.tools or [])],
+            "tools": [
+                _chat_tool(f"tools.{index}", tool)
+                for index, tool in enumerate(self.tools or [])
+                if tool.get("type") not in LEFT_OUT
+            ],
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": _chat_format(text.format or {}),
@@ -270,7 +223,6 @@ class ResponsesRequest(Body):
             "stream": self.stream,
             "stepspec": self.stepspec and self.stepspec.model_dump(exclude_unset=True),
         }
-        return {name: value for name, value in fields.items() if value is not None}
 
     def _wants_logprobs(self) -> bool:
         for name in self.include or []:
@@ -279,37 +231,13 @@ class ResponsesRequest(Body):
         return LOGPROBS in (self.include or []) or bool(self.top_logprobs)
 
 
-@contextmanager
-def _in_names_of_responses() -> Generator[None]:
-    """Convert errors that name a field of a chat request."""
-    try:
-        yield
-    except RefusedError as error:
-        if type(error) not in (RefusedError, TooLongError):  # an error about a model or a key
-            raise
-        message = OTHER_NAMES.sub(lambda match: RENAMED[match[0]], str(error))
-        raise type(error)(RENAMED.get((error.param or "").partition(".")[0], error.param), message) from error
-
-
-OTHER_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if name not in ('messages', 'logprobs'))})\b")
-"""Names in errors. The other two are also words."""
-
-
-def _check_nested(where: str, fields: Mapping[str, Any], refusals: Refusals) -> None:
-    """Check the fields of an object. The errors name the object, too."""
-    try:
-        refusals.check(fields)
-    except RefusedError as error:
-        raise RefusedError(f"{where}.{error.param}", f"{where}.{error}") from None
-
-
 def _chat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a function in the format of chat requests."""
     kind = tool.get("type")
     if kind != "function":
         raise RefusedError(f"{where}.type", f"Tools of type {shown(kind)} are not supported. Send functions.")
     function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    _check_nested(where, function, TOOL_REFUSALS)
+    check_nested(where, function, TOOL_REFUSALS)
     function = {name: value for name, value in function.items() if name not in TOOL_REFUSALS}
     try:
         Function.model_validate(function, strict=True)

@@ -159,11 +159,10 @@ class StepLevel(BaseModel):
 
     policy: str
     counts: dict[str, int]
-    times: dict[str, float | None] = Field(description="Seconds.")
+    times: dict[str, float | None] = Field(description="Seconds. `engine_wait` is until the engines began.")
     thinks: bool
     limit: str | None = Field(description="The limit that ended the text or its thinking.")
     not_proposed: str | None = Field(description="Why the draft proposed no step, or no further one.")
-    estimated_speedup: float | None
     token_level_exact: bool
     note: str | None = Field(description="What to know about the answer, such as a question unlike the training data.")
     uncovered: list[str] = Field(description="What the policy's calibration does not cover in the request.")
@@ -174,7 +173,7 @@ class Metrics(Exact):
 
     time_to_first_token_ms: float | None
     generation_time_ms: float | None
-    queue_time_ms: float | None
+    queue_time_ms: float | None = Field(description="Time in the service's queue.")
     mean_itl_ms: float | None = Field(description="Mean time of a token after the first output.")
     tokens_per_second: float | None
     speculative_decoding: TokenLevel | None
@@ -325,3 +324,29 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
+
+
+class MessageObject(BaseModel):
+    """A message in the format of Anthropic's Messages API, which has further fields."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]] = Field(description="Thinking, text and `tool_use` blocks.")
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: dict[str, int]
+    metrics: Metrics | None = None
+
+
+class MessageEvent(BaseModel):
+    """An event of a streamed message. The further fields depend on its type."""
+
+    type: str
+
+
+class TokenCount(Exact):
+    """The length of a prompt."""
+
+    input_tokens: int

@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
             keys = self._service.settings.keys
             self._loop.add_signal_handler(signal.SIGHUP, keys.reload)
             if keys.file is not None:
-                keys.reload()  # it may have changed while the models were loaded
+                keys.reload("Loaded")  # it may have changed while the models were loaded
         for line in self._service.models.in_words:
             logger.info("Model %s.", printable(line))
         scheme = "https" if self.config.is_ssl else "http"

@@ -12,6 +12,7 @@ from fastapi import Request
 from stepspec.api.models import Pair
 from stepspec.api.session import PreparedRequest, Question
 from stepspec.engines.protocol import group_of
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.serve.admission import Admission
 from stepspec.serve.bodies import read_body
 from stepspec.serve.errors import BusyError, RateError
@@ -19,6 +20,7 @@ from stepspec.serve.fields import MAX_ID_CHARACTERS, Speculation, TextRequest
 from stepspec.serve.generation import Generation
 from stepspec.serve.keys import Client, Rates
 from stepspec.serve.log import entry_of
+from stepspec.serve.messages_request import CountRequest
 from stepspec.serve.models import ServedModels
 from stepspec.serve.monitor import Monitor
 from stepspec.serve.settings import Settings
@@ -57,6 +59,10 @@ class TextBody(Protocol):
         """Names of the unknown fields."""
         ...
 
+    def fit(self, tags: ThinkingTags | None) -> None:
+        """See `Body.fit`."""
+        ...
+
     def in_its_words(self) -> AbstractContextManager[None]:
         """Convert errors of the Python API to errors that name the request's fields."""
         ...
@@ -88,7 +94,8 @@ class Service:
         Raises:
             NoKeyError: it has no valid key.
         """
-        client = self.settings.keys.client(request.headers.get("authorization"))
+        key = request.headers.get("x-api-key")  # as clients of Anthropic's API send it
+        client = self.settings.keys.client(request.headers.get("authorization") or (key and f"Bearer {key}"))
         entry_of(request.scope).client = client.name
         return client
 
@@ -123,8 +130,9 @@ class Service:
         """
         async with self.entering(request) as client:
             body = await read_body(request, self.settings.max_body_bytes, kind.parsed)
-            entry_of(request.scope).ignored = body.ignored
             with body.in_its_words():
+                body.fit(self.models.find(body.text_request.model)[0].pair.target.tokenizer.thinking)
+                entry_of(request.scope).ignored = body.ignored
                 return body, await self._prepared(body.text_request, body.questions(), client, request)
 
     async def _prepared(
@@ -190,6 +198,22 @@ class Service:
             "tokens": list(ids),
             "token_strs": [*map(target.tokenizer.piece, ids)] if asked.return_token_strs else None,
         }
+
+    async def counted(self, request: Request) -> dict[str, int]:
+        """Return the number of tokens of a conversation, in the format of Anthropic's API.
+
+        Raises:
+            UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
+            EngineError: the service cannot take it now, or a model failed.
+        """
+        async with self.entering(request):
+            asked = await read_body(request, self.settings.max_body_bytes, CountRequest.parsed)
+            with asked.in_its_words():
+                model, named = self.models.find(asked.model)
+                asked.fit(model.pair.target.tokenizer.thinking)
+                session = model.session(named, Speculation())[1]
+                options = asked.text_request.options(model.pair.target.tokenizer.end_ids)
+                return {"input_tokens": len((await session.prepare(asked.questions()[0], options)).prompt)}
 
     async def aclose(self) -> None:
         """Free all models."""

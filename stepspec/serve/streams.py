@@ -16,7 +16,7 @@ from stepspec.errors import StepSpecError
 from stepspec.loop.result import Done, Event, Result
 from stepspec.serve.errors import public_error
 from stepspec.serve.generation import IndexedEvents
-from stepspec.serve.log import entry_of
+from stepspec.serve.log import LogEntry, entry_of
 
 KEEPALIVE_S = 10.0
 """Seconds without an event after which a keep-alive comment is sent, since a step may take longer than a client's
@@ -74,7 +74,7 @@ async def respond(request: Request, events: IndexedEvents, answer: AnswerFormat,
     except BaseException:
         await queue.end()
         raise
-    return _Stream(queue, answer, entry_of(request.scope).request_id)
+    return _Stream(queue, answer, entry_of(request.scope))
 
 
 async def _whole(events: IndexedEvents, answer: AnswerFormat) -> Response:
@@ -164,8 +164,8 @@ class _EventQueue:
 class _Stream(EventSourceResponse):
     """A streamed answer. A client that disconnects cancels the request."""
 
-    def __init__(self, queue: _EventQueue, answer: AnswerFormat, request_id: str) -> None:
-        super().__init__(_lines(queue, answer, request_id))
+    def __init__(self, queue: _EventQueue, answer: AnswerFormat, entry: LogEntry) -> None:
+        super().__init__(_lines(queue, answer, entry))
         self._queue = queue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +175,7 @@ class _Stream(EventSourceResponse):
             await self._queue.end()
 
 
-async def _lines(queue: _EventQueue, answer: AnswerFormat, request_id: str) -> AsyncGenerator[bytes, None]:
+async def _lines(queue: _EventQueue, answer: AnswerFormat, entry: LogEntry) -> AsyncGenerator[bytes, None]:
     results: dict[int, Result] = {}
     yield _encoded(answer, answer.begin())
     while True:
@@ -189,7 +189,9 @@ async def _lines(queue: _EventQueue, answer: AnswerFormat, request_id: str) -> A
             yield _encoded(answer, answer.end(ordered)) + (b"" if answer.named_events else DONE)
             return
         if isinstance(found, Exception):  # the HTTP status is already sent
-            yield _encoded(answer, answer.failed(public_error(found, request_id)))
+            public = public_error(found, entry.request_id)
+            entry.failed(public)
+            yield _encoded(answer, answer.failed(public))
             return
         index, event = found
         if isinstance(event, Done):

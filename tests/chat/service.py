@@ -46,7 +46,7 @@ def serving_app(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
     """Run the server in a thread. Yield it and its port."""
-    serving = Serving(settings, options.get("cert"), options.get("key"), ())
+    serving = Serving(settings, options.get("cert"), options.get("key"), options.get("proxies", ()))
     server = serving.server(create_app(pair, "target", settings))
     sockets = listening_sockets("127.0.0.1", 0)
 

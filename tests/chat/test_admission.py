@@ -59,7 +59,7 @@ async def test_requests_beyond_the_limits_wait_or_are_turned_away() -> None:
     assert requests.admission.is_full
     errors = await requests.end()
     assert requests.order == ["a1", "a2", "a3"]
-    assert [str(error) for error in errors if error] == ["The queue is full (1 requests). Try again later."]
+    assert [str(error) for error in errors if error] == ["The queue is full (--max-queued 1). Try again later."]
 
 
 async def test_tokens_of_the_queue_are_limited_but_one_request_may_always_wait() -> None:
@@ -68,6 +68,7 @@ async def test_tokens_of_the_queue_are_limited_but_one_request_may_always_wait()
     await requests.arrive("a3", num_tokens=1)
     errors = await requests.end()
     assert [getattr(error, "reason", None) for error in errors] == [None, None, "tokens"]
+    assert "The queue is full (--max-queued-tokens 100)." in str(errors[2])
 
 
 async def test_the_lowest_priority_number_goes_first_and_then_the_client_that_was_served_least() -> None:
@@ -183,6 +184,7 @@ async def test_a_request_waits_for_a_bounded_time() -> None:
     await asyncio.sleep(0.1)
     errors = await requests.end()
     assert [getattr(error, "reason", None) for error in errors] == [None, "wait"]
+    assert "--max-wait 0.02 s" in str(errors[1])
 
 
 async def test_draining_turns_new_requests_away_and_ends_running_ones_in_time() -> None:

@@ -59,7 +59,6 @@ async def test_response_metadata_reports_speculation() -> None:
     usage = message.usage_metadata
     assert usage is not None
     assert about["draft_tokens"] + about["target_tokens"] == usage["output_tokens"]
-    assert about["estimated_speedup"] > 0
     assert message.response_metadata["finish_reason"] == "stop"
 
 

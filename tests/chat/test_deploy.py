@@ -10,18 +10,23 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 import yaml
 from commands import stepspec
-from following import following_pair
+from following import FollowingEngine, following_pair
 from service import serving
 from typer.testing import CliRunner
 
 from stepspec.cli import app
 from stepspec.cli.sockets import listening_sockets
+from stepspec.engines.protocol import DrafterName
+from stepspec.loop.calibrated import user_folder
+from stepspec.serve.models import ServedModels
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 KEY = "sk-0123456789abcdef"
@@ -46,13 +51,17 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         port = each.getsockname()[1]
         each.close()
     assert sockets
-    options = f"--port {port}"
+    assert "LoadCredential=keys.toml:" in unit
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'version = 1\n[[keys]]\nname = "a"\nsha256 = "{"0" * 64}"\n')
 
-    def words(name: str) -> list[str]:
+    def words(name: str, options: str = f"--port {port}") -> list[str]:
         line = re.findall(rf"^{name}=/opt/stepspec/bin/stepspec (.*)$", unit, re.M)[0]
-        return shlex.split(line.replace("$OPTIONS", options))
+        return shlex.split(line.replace("%d/keys.toml", str(keys)).replace("$OPTIONS", options))
 
-    assert stepspec(*words("ExecStartPre")).returncode == 0
+    (shown,) = re.findall(r"^#   OPTIONS=(.*)$", unit, re.M)
+    for options in (f"--port {port}", f"{shown} --port {port}"):
+        assert stepspec(*words("ExecStartPre", options)).returncode == 0
     reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     reports.bind(str(tmp_path / "notify"))
     reports.settimeout(60)
@@ -70,13 +79,22 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
     finally:
         process.kill()
         reports.close()
-    assert re.search(r"Model \S+: target embedded target \(float32\), draft embedded draft \(float32\), policy \S+\.", log), log
-    assert "Reloaded the API keys" in log
+    models = r"target embedded target \(float32\), draft embedded draft \(float32\)"
+    assert re.search(rf"Model \S+: {models}, policy \S+\.", log), log
+    assert re.findall(rf"(\w+) 1 API key from {keys}\.", log) == ["Loaded", "Reloaded"]
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):
         copy = tmp_path / "stepspec.service"
         copy.write_text(unit.replace("/opt/stepspec/bin/stepspec", sys.executable))
         subprocess.run(["systemd-analyze", "verify", str(copy)], check=True, timeout=60)
+
+
+def test_thresholds_are_where_unit_image_and_manifest_expect_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stepspec.service", "Containerfile"):
+        (folder,) = re.findall(r"XDG_CONFIG_HOME=(\S+)", text := (DEPLOY / name).read_text())
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+        assert f"{user_folder()}" in text
+    assert f"{user_folder()}/" in (DEPLOY / "kubernetes.yaml").read_text()
 
 
 def test_the_arguments_in_the_manifest_are_those_of_the_service(tmp_path: Path) -> None:
@@ -90,6 +108,25 @@ def test_the_arguments_in_the_manifest_are_those_of_the_service(tmp_path: Path) 
     drain_s = float(given[given.index("--drain") + 1])
     pause_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= drain_s + pause_s + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "drafters", "policy", "leaves_out"),
+    [
+        ("served", ("engine",), "two-level", True),
+        ("served", ("engine",), "specreason", False),
+        ("served", ("draft-model",), "two-level", False),
+        ("target", ("engine",), "two-level", False),  # conftest.py has thresholds for this name
+    ],
+)
+def test_the_start_says_that_a_draft_is_not_used_for_want_of_thresholds(
+    name: str, drafters: Sequence[DrafterName], policy: str, leaves_out: bool
+) -> None:
+    pair = following_pair(name=name)
+    cast("FollowingEngine", pair.target).drafters = drafters
+    (line,) = ServedModels({"pair": pair}, policy).in_words
+    said = ". The draft is not used: there are no thresholds for this pair. Run `stepspec calibrate`"
+    assert line.endswith(f"policy {policy}{said if leaves_out else ''}")
 
 
 @pytest.mark.soak

@@ -374,7 +374,7 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
     service.wait_for(
-        rf"[0-9a-f]{{32}} POST {CHAT} 200 \d+\.\d+ s {tokens} tokens model 'embedded' policy two-level "
+        rf"[0-9a-f]{{32}} 127\.0\.0\.1 POST {CHAT} 200 \d+\.\d+ s {tokens} tokens model 'embedded' policy two-level "
         r"client 'anonymous' queued \d+\.\d+ s ignored 'unknown', 'a\\nb' \(with a note"
     )
     note = answer["metrics"]["stepspec"]["note"]

@@ -1,6 +1,7 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
 import json
+import logging
 import os
 import signal
 import time
@@ -148,11 +149,15 @@ def test_windows_last_a_minute_whatever_happens_to_the_time_of_day(monkeypatch: 
 
 
 def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepspec")
     file = key_file(tmp_path)
     keys = Keys(file)
     assert keys.client(f"Bearer {KEY}").name == "team"
     file.write_text(file.read_text().replace(key_hash(KEY), key_hash(OTHER)))
     keys.reload()
+    Keys(file, {ENVIRONMENT: KEY}).reload()
+    found = [each.getMessage() for each in caplog.records]
+    assert found == [f"Reloaded 2 API keys from {file}.", f"Reloaded 3 API keys from {file} and {ENVIRONMENT}."]
     assert keys.client(f"bearer {OTHER}").name == "team"
     with pytest.raises(NoKeyError):
         keys.client(f"Bearer {KEY}")
@@ -275,7 +280,9 @@ def test_keys_share_a_group_only_if_they_name_it(tmp_path: Path) -> None:
         (["--tls-cert", "cert.pem"], "needs both"),
         (["--policy", "nothing"], "There is no policy"),
         (["--pair", "a=torch:/nothing"], "There is no folder"),
+        (["--pair", "a=torch:models/none/here"], "There is no folder models/none/here"),
         (["--pair", "smal"], "There is no pair"),
+        (["--pair", "qwen"], "stepspec pair build qwen"),
         (["--pair", "a=embedded", "--pair", "a=embedded"], "Two pairs"),
         (["--judge", "reward"], "--judge takes"),
         (["--pair", "embedded?foo=1"], "There is no key 'foo'"),
@@ -285,14 +292,25 @@ def test_keys_share_a_group_only_if_they_name_it(tmp_path: Path) -> None:
     ],
 )
 def test_check_says_what_would_be_wrong_without_loading_anything(
-    options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+    options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("stepspec.serve.pairs.load_pair", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delitem(os.environ, ENVIRONMENT, raising=False)
     found = CliRunner().invoke(app, ["serve", "--check", "--port", "0", *options])
     assert (found.exit_code, problem in found.stdout) == (2, True), found.output
     fine = CliRunner().invoke(app, ["serve", "--check", "--port", "0", "--pair", "a=embedded", "--pair", "embedded"])
     assert (fine.exit_code, fine.stdout.startswith("Nothing is wrong")) == (0, True)
+
+
+def test_check_says_no_more_than_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = ["serve", "--check", "--port", "0", "--policy", "target"]
+    monkeypatch.delitem(os.environ, ENVIRONMENT, raising=False)
+    found = CliRunner().invoke(app, [*check, "--target", "torch:no/folder?dtype=float32"])
+    assert found.stdout.startswith("There is no folder no/folder, so it must be a name on the Hugging Face Hub.\n")
+    monkeypatch.setitem(os.environ, ENVIRONMENT, "short")
+    found = CliRunner().invoke(app, [*check, "--host", "0.0.0.0"])
+    assert found.stdout == f"Key 1 in {ENVIRONMENT} must have at least 16 characters.\n", "not that there are none"
 
 
 class Endless(FollowingEngine):

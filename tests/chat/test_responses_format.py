@@ -29,7 +29,8 @@ from stepspec.loop.step import StepCommitted
 from stepspec.serve.errors import NoSuchModelError, RefusedError
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
-from stepspec.serve.responses_request import ADVICE, PASSED, RESPONSES, ResponsesRequest
+from stepspec.serve.responses_request import ADVICE, RESPONSES, ResponsesRequest
+from stepspec.serve.translated import PASSED
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +87,7 @@ async def run(pair: Pair | None = None, **fields: Any) -> Run:
     ready = await prepared(request, pair or following_pair())
 
     def answering() -> ResponsesAnswer:
-        return ResponsesAnswer("target", "specreason", request, thinks=ready.thinking is not None)
+        return ResponsesAnswer("target", "specreason", request, "mine", thinks=ready.thinking is not None)
 
     answer = answering()
     events = answer.begin()
@@ -296,7 +297,7 @@ def ended(answer: ResponsesAnswer, events: Sequence[Event], result: Result) -> l
 
 
 def answering(**fields: Any) -> ResponsesAnswer:
-    return ResponsesAnswer("target", "specreason", requested(**fields), thinks=True)
+    return ResponsesAnswer("target", "specreason", requested(**fields), "mine", thinks=True)
 
 
 async def test_text_after_a_call_is_a_second_message() -> None:
@@ -442,6 +443,13 @@ async def test_a_conversation_with_tools_round_trips() -> None:
 # Other fields
 
 
+def test_tools_that_codex_offers_to_every_model_are_left_out() -> None:
+    tools = [ADD, {"type": "namespace", "name": "agents", "tools": [SAY]}, {"type": "web_search"}]
+    request = requested(tools=tools, client_metadata={"a": "b"})
+    assert [tool["function"]["name"] for tool in request.text_request.tools or ()] == ["add"]
+    assert request.ignored == ["tools.1", "tools.2", "client_metadata"]
+
+
 def test_fields_are_translated() -> None:
     strict = {**ADD, "strict": True, "description": None}
     form = {"type": "json_schema", "name": "n", "schema": FORM, "strict": True}
@@ -566,7 +574,7 @@ REFUSED: Sequence[tuple[str, dict[str, Any]]] = [
     ("input.0.summary", {"input": [{"type": "reasoning", "summary": "a"}, USER]}),
     ("input.0.encrypted_content", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "a"}, USER]}),
     ("instructions", {"instructions": [USER]}),
-    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.type", {"tools": [{"type": "file_search"}]}),
     ("tools.1.type", {"tools": [ADD, {"type": "mcp", "server_label": "a"}]}),
     ("tools.0.name", {"tools": [{"type": "function"}]}),
     ("tools.0.name", {"tools": [{"type": "function", "name": "a b"}]}),
@@ -695,7 +703,7 @@ def test_odd_fields_are_refused(name: str, value: Any) -> None:
         request = ResponsesRequest.validated({"input": "How many?", name: value})
     except RefusedError:
         return
-    json.dumps(ResponsesAnswer("target", "token", request, thinks=True).begin(), ensure_ascii=False)
+    json.dumps(ResponsesAnswer("target", "token", request, "mine", thinks=True).begin(), ensure_ascii=False)
 
 
 # Clients

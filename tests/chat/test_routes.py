@@ -14,8 +14,10 @@ import pytest
 from following import THOUGHTS, following_pair
 from service import serving
 
+from stepspec import __version__
 from stepspec.serve import ServiceLimits, Settings, bodies
 from stepspec.serve.admission import Admission
+from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.monitor import COUNTERS, HISTOGRAMS, Monitor, Outcome
 
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
@@ -182,7 +184,8 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
         found = re.findall(rf"^{name}{{{more}{labels}}} (\S+)$", httpx.get(f"{root}/metrics").text, re.M)
         return float(found[0]) if found else 0.0
 
-    usage = client.chat.completions.create(model="small@lookahead", messages=ASK).usage
+    answer = client.chat.completions.create(model="small@lookahead", messages=ASK)
+    usage, counts = answer.usage, answer.model_extra["metrics"]["stepspec"]["counts"]  # type: ignore[index]
     assert usage is not None
     text = httpx.get(f"{root}/metrics").text
     names = {*(f"stepspec_{name}" for name in HISTOGRAMS), *(f"stepspec_{name}_total" for name in COUNTERS)}
@@ -193,8 +196,14 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
         assert value(name, more) == usage.completion_tokens
     assert value("vllm:prompt_tokens_total", engine) == usage.prompt_tokens
     assert value("stepspec_time_to_first_thought_seconds_count") == 1
+    assert value("stepspec_target_passes_total") == counts["target_passes"] > 0
     assert 'stepspec_requests_total{model_name="small",outcome="stop",policy="lookahead"} 1.0' in text
     assert 'stepspec_engine_up{model_name="small",role="draft"} 1.0' in text
+    assert f'stepspec_build_info{{version="{__version__}"}} 1.0' in text
+    merged = merged_metrics({"a": text.encode()}).decode()
+    assert f'stepspec_build_info{{replica="a",version="{__version__}"}} 1.0' in merged
+    for each in (text, merged):
+        assert re.search(r"^process_resident_memory_bytes\S* [1-9]", each, re.M)
 
 
 def test_outcomes_have_the_names_of_vllm_in_its_metric() -> None:
@@ -242,7 +251,7 @@ def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch
             for path in ("/v1/chat/completions", "/tokenize"):
                 answer = httpx.post(address.removesuffix("/v1") + path, json={"messages": ASK})
                 assert (answer.status_code, answer.headers.get("Retry-After")) == (503, "1")
-                assert "reading 1 other requests" in answer.json()["error"]["message"]
+                assert "--max-running and --max-queued allow together (1)" in answer.json()["error"]["message"]
             answered = b"".join(iter(lambda: slow.recv(9_000), b""))
         assert b" 408 " in answered
         assert b"request_timeout" in answered

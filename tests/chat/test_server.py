@@ -98,8 +98,11 @@ def test_a_stream_begins_with_the_note_on_an_unfamiliar_question(path: str, fiel
 
 
 @pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])
-def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: str) -> None:
+def test_running_requests_end_or_are_ended_after_sigterm(
+    drain_s: float, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
     lines: list[str] = []
+    caplog.set_level(logging.INFO, "stepspec")
     with httpx.Client() as client, running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
         thread = threading.Thread(target=stream, args=(port, lines))
         thread.start()
@@ -120,6 +123,10 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
     assert last in lines[-1]
     if last == "shut down":
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_overloaded"
+    logged = {found["status"]: found for each in caplog.records if (found := vars(each)).get("method") == "POST"}
+    reason = "service_overloaded 'draining'"
+    assert (logged[503]["error"], logged[503]["complete"]) == (reason, True)
+    assert (logged[200].get("error"), logged[200]["complete"]) == ((reason, False) if drain_s < 1 else (None, True))
 
 
 def test_https_and_structured_logs(
@@ -149,7 +156,8 @@ def test_https_and_structured_logs(
     entry = next(each for each in entries if each.get("path") == "/v1/chat/completions")
     assert (entry["request_id"], entry["session_id"], entry["status"], entry["policy"]) == ("mine", "s", 200, "target")
     assert entry["num_tokens"] == answer.json()["usage"]["completion_tokens"]
-    assert any("How many?" in each["message"] for each in entries)
+    assert "How many?" in entry["prompt"]
+    assert written.getvalue().count("How many?") == 1
     swapped = ["serve", "--check", "--port", "0", "--tls-cert", str(key), "--tls-key", str(cert)]
     assert "are not a certificate and its key, in this order" in CliRunner().invoke(app, swapped).stdout
     private = serialization.load_pem_private_key(key.read_bytes(), None)

@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 NAME = "stepspec_packed"
+ALIGNED = 16
+"""Positions to a multiple of which the lines of a bias are padded on a GPU. PyTorch would copy another one in each
+layer."""
 
 
 class Masks(NamedTuple):
@@ -78,8 +81,11 @@ def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype, multiple: 
     """
     if mask is None:
         return None
-    bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
-    return _padded(bias.repeat(1, 1, packed, 1) if packed > 1 else bias, multiple)
+    span = mask.shape[-1]
+    width = span + (-span % ALIGNED if mask.is_cuda else 0)
+    bias = mask.new_zeros((*mask.shape[:-1], width), dtype=dtype)
+    bias[..., :span].masked_fill_(~mask, -torch.inf)
+    return _padded(bias.repeat(1, 1, packed, 1) if packed > 1 else bias, multiple)[..., :span]
 
 
 def attend(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stepspec.engines.torch_engine.transfer import upload
+
 FIRST_CAPACITY = 256
 
 
@@ -57,7 +59,7 @@ class SlotCache:
         self._slots, self._positions, self._span, self.runs = slots, positions, span, runs
         if not isinstance(slots, Tensor):
             self.reserve(max(slots) + 1, span)
-            self._rows = torch.tensor(slots, device=positions.device)[:, None]
+            self._rows = upload(slots, positions.device)[:, None]
         else:
             self._rows = slots[:, None]
 

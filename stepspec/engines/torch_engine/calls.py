@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -14,6 +15,7 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.model import Branch
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot
+from stepspec.engines.torch_engine.transfer import download, upload
 from stepspec.errors import EngineError, StepSpecError
 
 
@@ -167,9 +169,8 @@ class Scoring(EngineCall):
             ends.append(column if probe.ids else self._place(probe))
         return [*range(trunk + 1), *ends] if self.scores else [trunk, *ends]
 
-    def settle(self, logits: torch.Tensor, *, partial: bool = False) -> None:
-        """Set the result from the logits of the columns in `keep`. For `partial` see `sampling.edited`."""
-        verification = read_verification(logits, self, partial=partial)
+    def settle(self, verification: Verification) -> None:
+        """Set the result."""
         self._call_soon(self._settle, verification)
 
     def _settle(self, verification: Verification) -> None:
@@ -192,33 +193,29 @@ def read_verification(logits: torch.Tensor, call: Scoring, *, partial: bool = Fa
     """
     count = len(call.continuation) if call.scores else 0
     logprobs = logits.float().log_softmax(-1)
-    if call.sampling is None:
-        chosen = logprobs.argmax(-1).tolist()
-    else:
+    choices = logprobs.argmax(-1)
+    if call.sampling is not None:
         first = call.prompt_length + len(call.continuation) - count
         own_choices = _sampled(logits[: count + 1], call.sampling, first, partial=partial)
-        chosen = torch.cat([own_choices, logprobs[count + 1 :].argmax(-1)]).tolist()
-    own: tuple[float, ...] | None = None
-    if call.scores:
-        ids = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)
-        own = tuple(logprobs[:count].gather(1, ids[:, None])[:, 0].tolist())
-    top = ()
-    if call.top and call.scores:
-        values, tokens = logprobs[:count].topk(call.top)
-        top = tuple(tuple(zip(*each, strict=True)) for each in zip(tokens.tolist(), values.tolist(), strict=True))
-    labels = [
-        tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
-    ]
+        choices = torch.cat([own_choices, choices[count + 1 :]])
+    scored = list(enumerate(call.continuation[:count]))
+    asked = [(count + 1 + index, label) for index, probe in enumerate(call.probes) for label in probe.labels]
+    rows, ids = upload([*zip(*scored, *asked, strict=True)] or [(), ()], logits.device, torch.long)
+    values, tokens = logprobs[:count].topk(call.top if call.scores else 0)
+    chosen, found, values, tokens = download(choices, logprobs[rows, ids], values, tokens)
+    chosen = [int(token) for token in chosen]
+    best = list(zip(map(int, tokens), values, strict=True))
+    labels = iter(found[len(scored) :])
     return Verification(
-        logprobs=own,
+        logprobs=tuple(found[:count]) if call.scores else None,
         choices=tuple(chosen[:count]) if call.scores else None,
         next_choice=chosen[count],
-        probe_logprobs=tuple(labels),
+        probe_logprobs=tuple(tuple(islice(labels, len(probe.labels))) for probe in call.probes),
         probe_choices=tuple(chosen[count + 1 :]),
         queue_s=call.queue_s,
         passes=call.metrics.target_passes,
         cached=call.metrics.cached_tokens,
-        top=top,
+        top=tuple(tuple(best[place : place + call.top]) for place in range(0, len(best), call.top or 1)),
     )
 
 

@@ -28,6 +28,7 @@ from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Decision, Samplers, uniform
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
+from stepspec.engines.torch_engine.transfer import download, upload
 
 Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], Decision]
 
@@ -180,7 +181,8 @@ class Rounds:
         self._target = target
         self._metrics = metrics
         self._clock = clock
-        self._watch = Stopwatch(metrics, target.device, clock)
+        self.watch = Stopwatch(metrics, target.device, clock)
+        """Times all passes of the target and of its drafters."""
         self._verify = captured(verify_and_accept, target)
         self._filler = filler
         self._rows: list[BatchRow] = []
@@ -196,16 +198,15 @@ class Rounds:
         """Emit each row's first token, from logits [B, V] of the pass over its prompt."""
         draft = Draft.empty(len(rows), logits.device)
         how = self._constrained(self._samplers(rows), rows, draft)
-        firsts = torch.tensor([row.length for row in rows]).to(logits.device)
+        firsts = upload([row.length for row in rows], logits.device)
         seen, partial = None if how.seen is None else how.seen.before(), self._target.vocabulary is not None
         edited = sampling.edited(logits[:, None], how, seen, partial=partial)
         tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how).following
-        if any(row.details is not None for row in rows):
-            details = sampling.details(logits[:, None], tokens[:, None]).tolist()
-        else:
-            details = [None] * len(rows)
-        for row, token, values in zip(rows, tokens.tolist(), details, strict=True):
-            row.emit([token], 0, values)
+        detailed = any(row.details is not None for row in rows)
+        found = [tokens, *([sampling.details(logits[:, None], tokens[:, None])] if detailed else [])]
+        written, *values = download(*found)
+        for place, (row, token) in enumerate(zip(rows, written, strict=True)):
+            row.emit([int(token)], 0, [values[0][2 * place : 2 * place + 2]] if detailed else None)
             for each in (self._metrics, row.metrics):
                 each.generated += 1
 
@@ -226,9 +227,9 @@ class Rounds:
         started, num_captures = self._clock(), Captured.num_captures
         catching_up, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
-            with self._watch.time("draft", [row.metrics for row in alive]) as catching_up:
+            with self.watch.time("draft", [row.metrics for row in alive]) as catching_up:
                 drafter.catch_up(rows)
-            with self._watch.time("draft", [row.metrics for row in alive]) as drafting:
+            with self.watch.time("draft", [row.metrics for row in alive]) as drafting:
                 draft = drafter.propose(rows, wanted, how)
         draft = draft or Draft.empty(len(rows), target.device)
         found = draft.counts[: len(alive)]
@@ -245,7 +246,7 @@ class Rounds:
             (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
         ]
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
-        with self._watch.time("verify", [row.metrics for row in alive]):
+        with self.watch.time("verify", [row.metrics for row in alive]):
             detailed = any(row.details is not None for row in alive)
             if beside is not None:
                 outcome = self._read_beside(rows, draft, positions.starts, counts, how, beside, detailed)
@@ -256,7 +257,7 @@ class Rounds:
             else:
                 outcome = write_next(target, positions, last, how, detailed)
             outcomes = outcome.tolist()
-        self._watch.settle()
+        self.watch.settle()
         if pacer is not None:
             done = Round(
                 num_asked=max(wanted),
@@ -329,8 +330,8 @@ class Rounds:
         return [row.num_wanted(chosen) for row in rows]
 
     def _samplers(self, rows: Sequence[BatchRow]) -> Samplers:
-        """Return the rows' sampling settings. They are rebuilt if the rows change or a penalty depends on the text."""
-        if self._how is None or self._how.seen is not None or self._rows != list(rows):
+        """Return the rows' sampling settings. They are rebuilt if the rows change."""
+        if self._how is None or self._rows != list(rows):
             self._rows = list(rows)
             self._how = sampling.samplers(
                 [row.sampling for row in rows],
@@ -339,11 +340,10 @@ class Rounds:
                 [row.drafting.acceptance for row in rows],
                 next((row.kinds for row in rows if row.kinds is not None), None),
             )
-            if self._how.penalties is not None:
-                seen = [self._seen(row) for row in rows]
-                text, output = (torch.stack([*each]) for each in zip(*seen, strict=True))
-                self._how = self._how._replace(seen=sampling.Seen(text, output))
-        return self._how
+        if self._how.penalties is None:
+            return self._how
+        text, output = (torch.stack([*each]) for each in zip(*map(self._seen, rows), strict=True))
+        return self._how._replace(seen=sampling.Seen(text, output))
 
     def _constrained(self, how: Samplers, rows: Sequence[BatchRow], draft: Draft) -> Samplers:
         """Return `how` with the tokens that the rows' constraints allow. Without constraints the draft is not read."""
@@ -360,7 +360,7 @@ class Rounds:
             row.seen = sampling.Seen(
                 torch.zeros(size, dtype=torch.bool, device=device), torch.zeros(size, device=device)
             )
-        new = torch.tensor(row.ids_from(row.num_seen), dtype=torch.long, device=device)
+        new = upload(row.ids_from(row.num_seen), device, torch.long)
         written = new[max(0, row.buffer.num_prompt - row.num_seen) :]
         row.seen.text[new] = True
         row.seen.output.index_add_(0, written, torch.ones_like(written, dtype=torch.float32))

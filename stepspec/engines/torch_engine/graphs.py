@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepspec.engines.torch_engine.model import CausalModel, Positions
+from stepspec.engines.torch_engine.transfer import upload
 
 MIN_SPAN = 256
 Result = TypeVar("Result")
@@ -32,13 +33,10 @@ def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int)
         The positions of a pass that reads the first id, and the further numbers, [F, B].
     """
     top = max(row[1] for row in rows) + 1
-    table = torch.tensor(rows)
+    table = upload(rows, model.device)
     if not model.uses_graphs:
-        table = table.to(model.device)
         runs = model.runs_of([row[1] for row in rows])
         return Positions([row[0] for row in rows], table[:, 1], top, runs), table[:, 2:].T
-    if model.device.type == "cuda":
-        table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1
     model.cache.reserve(max(row[0] for row in rows) + 1, end)
     span = model.cache.capacity if model.reads_slots else min(max(MIN_SPAN, bucket(end)), model.cache.capacity)

@@ -23,6 +23,7 @@ from stepspec.engines.torch_engine.body import (
 )
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Layout, Matrix, Quantization
+from stepspec.engines.torch_engine.transfer import upload
 from stepspec.errors import UsageError
 
 CALL_BYTES = 120_000
@@ -99,6 +100,10 @@ class CausalModel:
         """The head of a model with a draft vocabulary; None for others."""
         self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
         network.set_attn_implementation(attention.NAME)
+        if self.device.type == "cuda":
+            # On H100 and H200, PyTorch prefers cuDNN for attention with a mask, which builds a plan of 20 to 50 ms for
+            # every new shape of a pass. Other engines run in other threads, so it is turned off for the process.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._body = make_body(network)
         self.logits: FusedHead | PartialHead | Head = make_head(network)
 
@@ -258,10 +263,10 @@ class CausalModel:
             hidden = self.read_ragged(slots, starts, ids, branches)
         else:
             padded = [[*row, *[0] * (widths[0] - len(row))] for row in ids]
-            inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
+            inputs = upload([[start, *row] for start, row in zip(starts, padded, strict=True)], self.device)
             branch_columns = None
             if branches is not None and any(branch.length for row in branches for branch in row):
-                branch_columns = _branch_columns(lengths, branches, widths[0]).to(self.device)
+                branch_columns = _branch_columns(lengths, branches, widths[0], self.device)
             positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
             hidden = self.read(positions, inputs[:, 1:], branch_columns).flatten(0, 1)[None]
         for slot, start, length in zip(slots, starts, lengths, strict=True):
@@ -294,7 +299,7 @@ class CausalModel:
         firsts = [0, *accumulate(widths)]
         flat = [first + column for first, row in zip(firsts, keep, strict=False) for column in row]
         if flat != [*range(hidden.shape[1])]:
-            hidden = hidden[:, torch.tensor(flat, dtype=torch.long, device=self.device)]
+            hidden = hidden[:, upload(flat, self.device, torch.long)]
         return self.logits(hidden).flatten(0, 1).split([len(row) for row in keep])
 
     def read_ragged(
@@ -322,7 +327,9 @@ class CausalModel:
         rows, places = list[RaggedRow](), list[Tensor]()
         for index, (slot, start, row, span) in enumerate(zip(slots, starts, ids, spans, strict=True)):
             own = [] if branches is None else branches[index]
-            shape = _branch_columns([len(row)], [own], len(row)) if any(each.length for each in own) else None
+            shape = (
+                _branch_columns([len(row)], [own], len(row), self.device) if any(each.length for each in own) else None
+            )
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
             hides = len(row) > 1 or self.quantize is not None
             position_ids, masks = self._places(begin, cells, span, shape, hides=hides)
@@ -365,7 +372,9 @@ def _max_context(config: Any) -> int:
     return longest
 
 
-def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[Branch]], width: int) -> Tensor:
+def _branch_columns(
+    lengths: Sequence[int], branches: Sequence[Sequence[Branch]], width: int, device: torch.device
+) -> Tensor:
     """Return for each column its branch's number, how far to shift its position, and the visible columns; [3, B, T].
 
     Branches are numbered from 1; 0 is no branch. A position is shifted back by the columns between the branch and the
@@ -375,6 +384,7 @@ def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[Branch]]
         lengths: length of each row.
         branches: for each row, the branches at its end.
         width: T, the padded length of all rows.
+        device: of the result.
     """
     numbers, shifts = ([[0] * width for _ in lengths] for _ in range(2))
     ends = [[width] * width for _ in lengths]
@@ -386,4 +396,4 @@ def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[Branch]]
             shifts[row][columns] = [column - end] * branch.length
             ends[row][columns] = [end] * branch.length
             column += branch.length
-    return torch.tensor([numbers, shifts, ends])
+    return upload([numbers, shifts, ends], device)

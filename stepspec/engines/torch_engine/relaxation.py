@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stepspec.engines.protocol import Acceptance, Tokenizer
+from stepspec.engines.torch_engine.transfer import upload
 
 PLAIN, DIGIT, CONTROL = range(3)
 """Kinds of token. A token that is special, ends a text or has no text is `CONTROL`."""
@@ -54,13 +55,13 @@ def relaxation_of(rules: Sequence[Acceptance], kinds: Tensor | None) -> Relaxati
     device = kinds.device
 
     def column(values: Sequence[float]) -> Tensor | None:
-        return torch.tensor(values, dtype=torch.float32, device=device) if min(values) < math.inf else None
+        return upload(values, device, torch.float32) if min(values) < math.inf else None
 
     entropy = column([math.inf if rule.entropy is None else rule.entropy for rule in rules])
-    windows = torch.tensor([rule.window or 0 for rule in rules], device=device)
+    windows = upload([rule.window or 0 for rule in rules], device)
     return Relaxation(
         kinds,
-        torch.tensor([DIGIT if rule.exact_digits else CONTROL for rule in rules], device=device),
+        upload([DIGIT if rule.exact_digits else CONTROL for rule in rules], device),
         column([math.log(rule.threshold) if rule.rule == "ratio" and rule.threshold else math.inf for rule in rules]),
         column([rule.threshold if rule.rule == "typical" and rule.threshold else math.inf for rule in rules]),
         None if entropy is None else Fly(windows, entropy),

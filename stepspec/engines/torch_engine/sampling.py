@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stepspec.engines.protocol import Acceptance, Sampling
 from stepspec.engines.torch_engine.relaxation import Relaxation, relaxation_of
+from stepspec.engines.torch_engine.transfer import upload
 
 DRAFT, ACCEPT, RESAMPLE = range(3)
 """Purposes of random numbers. Different purposes never share a number."""
@@ -94,7 +95,7 @@ def samplers(
     """
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+        return upload(values, device, dtype)
 
     keys = column([seed_key(row.seed) for row in rows], torch.int64)
     penalties = Penalties(
@@ -130,10 +131,10 @@ def _bias(row: Sampling, vocab_size: int, device: torch.device) -> Tensor:
     """Return the bias to add to a row's logits, [V]."""
     bias = torch.zeros(vocab_size, device=device)
     if row.allowed is not None:
-        bias.fill_(-torch.inf)[sorted(row.allowed)] = 0
+        bias.fill_(-torch.inf)[upload(sorted(row.allowed), device, torch.long)] = 0
     if row.logit_bias:
         ids, amounts = zip(*row.logit_bias, strict=True)
-        bias.index_add_(0, torch.tensor(ids, device=device), torch.tensor(amounts, device=device))
+        bias.index_add_(0, upload(ids, device), upload(amounts, device, torch.float32))
     return bias
 
 

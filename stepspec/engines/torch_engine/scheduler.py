@@ -14,13 +14,12 @@ import torch
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer
 from stepspec.engines.stops import StopMatcher
-from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
+from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error, read_verification
 from stepspec.engines.torch_engine.decode import Reading, Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
-from stepspec.engines.torch_engine.stopwatch import Stopwatch
 from stepspec.errors import EngineError, UsageError
 
 FLUSH_S = 0.05
@@ -36,7 +35,6 @@ class Scheduler:
     def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: EngineMetrics) -> None:
         self._model = model
         self._metrics = metrics
-        self._watch = Stopwatch(metrics, model.device)
         self._drafters = drafters
         self._slots = SlotTable(model, max_slots + model.uses_graphs)
         self._rounds = Rounds(model, metrics, self._filler() if model.uses_graphs else None)
@@ -149,7 +147,7 @@ class Scheduler:
 
     def _read_chunks(self, calls: Sequence[EngineCall]) -> None:
         reading = self._chunks(calls)
-        with self._watch.time("read", [call.metrics for call in calls]):
+        with self._rounds.watch.time("read", [call.metrics for call in calls]):
             logits = self._model.extend(reading.slots, reading.ids, keep=reading.keep, branches=reading.branches)
         self._metrics.passes["read"] += 1
         self._have_read(calls, reading.ids, logits)
@@ -185,10 +183,14 @@ class Scheduler:
                 slot_of(call).ids.extend(chunk)  # for calls on the same text that begin before this one ends
             del call.pending[: len(chunk)]
             call.metrics.passes["read"] += 1
-        for call, rows in read:
-            if isinstance(call, Scoring):
-                call.settle(rows, partial=self._model.vocabulary is not None)
-                self._leave(call)
+        judged = [(call, rows) for call, rows in read if isinstance(call, Scoring)]
+        partial_vocabulary = self._model.vocabulary is not None
+        found = [read_verification(rows, call, partial=partial_vocabulary) for call, rows in judged]
+        if judged:  # their pass has ended; times of other passes are known after the next round
+            self._rounds.watch.settle()
+        for (call, _), verification in zip(judged, found, strict=True):
+            call.settle(verification)
+            self._leave(call)
 
     def _groups(self) -> Mapping[DrafterName, Sequence[GenerateCall]]:
         """Return the generating calls by drafter. Calls with the same drafter share passes."""

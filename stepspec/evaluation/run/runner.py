@@ -244,6 +244,7 @@ async def _run_concurrently(coroutines: Sequence[Coroutine[None, None, object]])
 def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRow:
     """Return the row of a finished job."""
     counts, times = asdict(result.counts), asdict(result.times)
+    times["queue"] += times["engine_wait"]
     return ResultRow(
         problem=job.problem.id,
         policy=job.policy,

@@ -109,7 +109,8 @@ def _set(table: Any, key: str, value: Any) -> None:
 
 def _paths(table: Any, above: str = "") -> Iterator[str]:
     """Yield the paths of all keys that are set in a table."""
-    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+    items = cast("dict[str, Any]", table).items() if isinstance(table, dict) else enumerate(cast("list[Any]", table))
+    for key, value in items:
         yield f"{above}{key}"
         if isinstance(value, dict | list):
             yield from _paths(value, f"{above}{key}.")

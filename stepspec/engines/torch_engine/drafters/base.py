@@ -12,6 +12,7 @@ from stepspec.engines.protocol import Tokenizer
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
+from stepspec.engines.torch_engine.transfer import upload
 
 
 class Draft(NamedTuple):
@@ -102,4 +103,4 @@ def certain(guesses: Sequence[Sequence[int]], device: torch.device) -> Draft | N
     if width == 0:
         return None
     padded = [[*guess, *[0] * (width - len(guess))] for guess in guesses]
-    return Draft(torch.tensor(padded, device=device), counts)
+    return Draft(upload(padded, device), counts)

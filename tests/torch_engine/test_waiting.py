@@ -1,0 +1,97 @@
+"""On a GPU, the engine waits for the device once a round and once a judged step; counted here on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import generate, make_config, make_model, make_network, noisy_copy, random_ids, serving
+
+from stepspec.engines.protocol import Drafting, Probe, Sampling, TokenBuffer, Verify
+from stepspec.engines.torch_engine import decode, sampling
+from stepspec.engines.torch_engine.stopwatch import Stopwatch
+
+pytestmark = pytest.mark.anyio
+
+READS = ("tolist", "item", "__bool__", "__int__", "__float__", "cpu", "numpy")
+"""Methods of tensors that wait for a GPU."""
+
+
+class CountedReads:
+    """Counts the reads of tensors on the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in READS:
+            monkeypatch.setattr(torch.Tensor, name, self._counting(getattr(torch.Tensor, name)))
+
+    def _counting(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(tensor: torch.Tensor, *arguments: Any) -> Any:
+            self.count += 1
+            return read(tensor, *arguments)
+
+        return counted
+
+
+class FakeEvent:
+    """A CUDA event on a machine without one."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, _: "FakeEvent") -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "how", [Sampling(), Sampling(presence_penalty=0.5, repetition_penalty=1.1)], ids=["greedy", "penalties"]
+)
+async def test_a_round_is_read_once(monkeypatch: pytest.MonkeyPatch, how: Sampling) -> None:
+    network = make_network(make_config("llama"))
+    target, drafter = (make_model(each, uses_graphs=True) for each in (network, noisy_copy(network, 0.05)))
+    async with serving(target, drafter) as engine:
+        drafting = Drafting("draft-model", 3)
+        prompts = [random_ids(12, seed) for seed in range(2)]
+        await generate(engine, prompts[0], 4, sampling=how, drafting=drafting)
+        reads, before = CountedReads(monkeypatch), engine.metrics().passes["verify"]
+        await generate(engine, prompts[1], 24, sampling=how, drafting=drafting)
+        rounds = engine.metrics().passes["verify"] - before
+        assert 5 < rounds < 24
+        assert reads.count == rounds + 1, "a round, or the first token"
+
+
+async def test_samplers_with_penalties_are_built_once_for_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, samplers = list[object](), sampling.samplers
+    monkeypatch.setattr(sampling, "samplers", lambda *arguments: built.append(arguments) or samplers(*arguments))
+    async with serving(make_model(make_network(make_config("llama")))) as engine:
+        await generate(engine, random_ids(12, 1), 24, sampling=Sampling(frequency_penalty=0.3))
+    assert len(built) == 1
+
+
+async def test_a_judged_step_is_read_once_and_leaves_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = [Probe(tuple(random_ids(4, 3)), (0, 7, 21)), Probe(tuple(random_ids(2, 4)), (5,), 4)]
+    watches = list[Stopwatch]()
+
+    class CudaStopwatch(Stopwatch):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._cuda = True
+            watches.append(self)
+
+    monkeypatch.setattr(decode, "Stopwatch", CudaStopwatch)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    async with serving(make_model(make_network(make_config("llama")), uses_graphs=True)) as engine:
+        buffer, steps = TokenBuffer(random_ids(40, 1)), [tuple(random_ids(9, seed)) for seed in range(3)]
+        reads = CountedReads(monkeypatch)
+        for step in steps:
+            await engine.verify(Verify(buffer, step, probes, top=2))
+        assert reads.count == 3
+        (watch,) = watches
+        assert not watch._pending  # pyright: ignore[reportPrivateUsage]
+        assert engine.metrics().seconds["read"] == pytest.approx(engine.metrics().passes["read"] / 1000)

@@ -10,6 +10,7 @@ from evals.bench.__main__ import app
 from evals.bench.speeds import Speeds, over_runs, rows_of
 
 RUN = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini" / "t0"
+OTHER = RUN.parents[1] / "presets" / "embedded-gsm-mini"
 
 
 def test_runs_that_agree_have_the_interval_of_their_problems() -> None:
@@ -41,6 +42,6 @@ def test_the_table_has_every_policy_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_other_problems_are_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["speeds", str(RUN), str(RUN.parent / "t0.6")])
+    result = CliRunner().invoke(app, ["speeds", str(RUN), str(OTHER)])
     assert result.exit_code != 0
     assert "same problems" in str(result.exception or result.output)

@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_page_has_the_expected_number_of_programs() -> None:
     counts = {name: len(programs) for name, programs in PROGRAMS.items() if name != "examples"}  # test_examples
-    assert counts == {"README": 2, "getting-started": 1, "langchain": 4, "service": 1}
+    assert counts == {"README": 2, "getting-started": 1, "langchain": 5, "service": 1}
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,7 @@ def test_the_default_port_is_that_of_the_documents() -> None:
         name: value.default for name, value in inspect.signature(serve_models).parameters.items()
     }
     assert defaults["port"] == 8000
+
+
+def test_a_tool_starts_early(run: Run) -> None:
+    assert "used=1, wasted=0" in run(PROGRAMS["langchain"][4])

@@ -12,7 +12,7 @@ from following import following_pair
 from service import serving
 
 import stepspec
-from stepspec.langchain import shared_models
+from stepspec.langchain import ChatStepSpec, shared_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text("utf-8") for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -99,7 +99,7 @@ def test_the_program_for_servers_names_both_models() -> None:
     ]
     run_without_models: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(PROGRAMS["langchain"][3], "a document", "exec"), run_without_models)
-    assert run_without_models["model"].temperature == 0.6
+    assert isinstance(run_without_models["model"], ChatStepSpec)
 
 
 def test_the_service_program_gets_an_answer(run: Run) -> None:
@@ -120,5 +120,5 @@ def test_the_default_port_is_that_of_the_documents() -> None:
     assert defaults["port"] == 8000
 
 
-def test_a_tool_starts_early(run: Run) -> None:
-    assert "used=1, wasted=0" in run(PROGRAMS["langchain"][4])
+def test_the_counts_of_early_tools_are_shown(run: Run) -> None:
+    assert "EarlyCounts(predicted=" in run(PROGRAMS["langchain"][4])

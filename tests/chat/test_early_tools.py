@@ -5,10 +5,10 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
-from following import following_pair
+from following import FollowingEngine, following_pair
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -101,8 +101,9 @@ def results(messages: Sequence[Any]) -> list[Any]:
 
 async def test_the_draft_of_the_models_own_pair_starts_the_call() -> None:
     log = Log(seconds=0.05)
-    early = EarlyTools(["double"])
-    agent: Any = create_agent(ChatStepSpec(pair=following_pair()), [log.tool("double")], middleware=[early])
+    early, pair = EarlyTools(["double"]), following_pair()
+    cast("FollowingEngine", pair.target).delay_s = 0.3
+    agent: Any = create_agent(ChatStepSpec(pair=pair), [log.tool("double")], middleware=[early])
     result = await agent.ainvoke(ASK)
     _, call, said, answer = result["messages"]
     assert (said.content, said.tool_call_id) == ("double of 21", call.tool_calls[0]["id"])

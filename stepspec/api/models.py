@@ -70,6 +70,10 @@ class Pair:
     folder: Path | None = None
     """Folder of a pair that was loaded by its name."""
 
+    def __deepcopy__(self, _: Any) -> "Pair":
+        """Copies of what holds a pair share its models."""
+        return self
+
     @property
     def loaded(self) -> Mapping[str, Engine | JudgeModel]:
         """All models by role. Judge models have their names in policies."""

@@ -66,6 +66,16 @@ RETRIES = 2
 Schema = dict[str, Any] | type
 
 
+class _Sessions(dict[Any, Any]):
+    """Sessions, which copies and pickles of a chat model open anew."""
+
+    def __deepcopy__(self, _: Any) -> "_Sessions":
+        return _Sessions()
+
+    def __reduce__(self) -> Any:
+        return _Sessions, ()
+
+
 class ChatStepSpec(BaseChatModel):
     """A chat model with a target and a draft, in this process or behind `stepspec serve`.
 
@@ -337,7 +347,7 @@ class ChatStepSpec(BaseChatModel):
     @cached_property
     def sessions(self) -> dict[Any, Any]:
         """The sessions of this chat model, by model, draft, policy and connection settings."""
-        return {}
+        return _Sessions()
 
     # Tools and structured output.
 

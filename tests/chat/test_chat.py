@@ -1,6 +1,9 @@
 """`ChatStepSpec` beyond the standard suites: settings, composition with LangChain, and invalid input."""
 
 import asyncio
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -481,3 +484,20 @@ async def test_a_system_message_is_a_separate_turn() -> None:
     chat = new_chat()
     await chat.ainvoke([SystemMessage("Be brief."), HumanMessage("How many?")])
     assert [turn["role"] for turn in asked_of(chat.pair.target)] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda chat: pickle.loads(pickle.dumps(chat))], ids=["copy", "pickle"]
+)
+def test_a_chat_model_can_be_copied_after_use(copied: Callable[[ChatStepSpec], ChatStepSpec]) -> None:
+    chat = ChatStepSpec(model="following:target", draft="following:draft")
+    said = chat.invoke("How many?").text
+    assert chat.sessions
+    twin = copied(chat)
+    assert (twin, twin.sessions) == (chat, {})
+    assert twin.invoke("How many?").text == said
+
+
+def test_copies_of_a_chat_model_with_loaded_models_share_them() -> None:
+    chat = ChatStepSpec(pair=following_pair())
+    assert copy.deepcopy(StepSpecRunnable(chat)).chat.pair is chat.pair

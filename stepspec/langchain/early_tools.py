@@ -156,7 +156,8 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         """
         self._num_turns += 1
         named = [tool for tool in request.tools if isinstance(tool, BaseTool) and tool.name in self._safe]
-        tools = {tool.name: tool for tool in named if tool.args.keys() == tool.get_input_schema().model_fields.keys()}
+        forms: Any = {tool.name: tool.get_input_schema() for tool in named}  # what the agent fills in is only in these
+        tools = {tool.name: tool for tool in named if tool.args.keys() == forms[tool.name].model_fields.keys()}
         counts = self.counts
         is_wasteful = counts.started >= MIN_STARTED and counts.wasted > self._max_waste * counts.started
         if not tools or (is_wasteful and self._num_turns % RETRY):

@@ -54,13 +54,13 @@ class Speeds(Conditions):
 
 
 def over_runs(estimates: Sequence[tuple[float, tuple[float, float] | None]]) -> Estimate | None:
-    """Return the mean of ratios over runs with its interval; None if a run has no interval."""
-    if not estimates or any(interval is None for _, interval in estimates):
+    """Return the mean of ratios over runs with its interval; None if a run has no interval, or there is only one."""
+    if len(estimates) < 2 or any(interval is None for _, interval in estimates):
         return None
     logs = [math.log(value) for value, _ in estimates]
     of_problems = fmean(math.log(high / low) / 2 for _, (low, high) in estimates)  # pyright: ignore
     number = len(logs)
-    of_runs = float(scipy_stats.t.ppf(0.975, number - 1)) * stdev(logs) / math.sqrt(number) if number > 1 else 0.0
+    of_runs = float(scipy_stats.t.ppf(0.975, number - 1)) * stdev(logs) / math.sqrt(number)
     half, mean = math.hypot(of_problems, of_runs), fmean(logs)
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
@@ -70,7 +70,7 @@ def speed_of(name: str, found: Sequence[PolicySummary]) -> PolicySpeed:
 
     def ratio(of: str) -> Estimate | None:
         values = [(getattr(each, f"speedup_vs_{of}"), getattr(each, f"speedup_vs_{of}_ci")) for each in found]
-        return over_runs([each for each in values if each[0] is not None])
+        return None if any(value is None for value, _ in values) else over_runs(values)
 
     def median(of: str) -> float | None:
         values = [getattr(each, of) for each in found]
@@ -122,6 +122,8 @@ def main(
     """Join the speeds of several runs, with intervals that cover the run."""
     results = [each for folder in runs for each in read_results(folder)]
     first = results[0][0]
+    if any(name not in summary.policies for run, summary in results for name in run.policies):
+        raise UsageError("A run has a policy without a finished problem. Finish it first.")
     for run, _ in results:
         if (run.benchmark, run.temperature, run.num_problems, run.max_tokens, run.concurrency, *run.policies) != (
             *(first.benchmark, first.temperature, first.num_problems, first.max_tokens, 1),

@@ -40,6 +40,7 @@ def main(
         setting = setting_at(settings, recordings.run.temperature)
         policies[name] = each if setting is None else setting.applied(each)
         replayable(name, policies[name], recordings)
+    given = {*policies}
     if sweep:
         with make_meter() as meter:
             for name, each in list(policies.items()):
@@ -49,7 +50,7 @@ def main(
                     words += [] if setting.min_logprob is None else [f"{setting.min_logprob:g}"]
                     policies[f"{name} {'/'.join(words)}"] = setting.policy
         first = {each.model_dump_json(exclude={"summary", "paper"}): name for name, each in reversed(policies.items())}
-        policies = {name: each for name, each in policies.items() if name in first.values()}
+        policies = {name: each for name, each in policies.items() if name in first.values() or name in given}
     replayed = replay(policies, recordings, hardware)
     best = front(replayed)
     figures = [asdict(each) | {"on_front": each.name in best} for each in replayed]

@@ -22,7 +22,8 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, ToolCall, ToolMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tools import BaseTool
 
 from stepspec.base.extras import from_extra
@@ -35,8 +36,9 @@ with from_extra("langchain", "EarlyTools"):
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT = 256
-"""Early results that wait for their call, in all agents together. The oldest is dropped first."""
+MAX_STORED, MAX_AGE_S = 256, 300.0
+"""Early results that wait for their call, in all agents together, of which the oldest is dropped first; and the seconds
+after which none is used any more."""
 MIN_STARTED, RETRY = 8, 8
 """Early calls before their share of hits counts, and how many turns then pass between two predictions."""
 
@@ -80,7 +82,9 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
     """Middleware of LangChain's agents that starts calls of safe tools early. Put it last, next to the tools.
 
     Only tools that are named here ever start early. They must do no harm if they run for nothing, so name tools that
-    only read. Tools that get the agent's state or runtime never start early.
+    only read. Tools that get the agent's state or runtime never start early. A tool that starts early sees the context
+    variables of the agent and the `configurable` of its run, but no callbacks and no stream. It does not wait for a
+    person who has to approve its call.
     """
 
     def __init__(
@@ -136,16 +140,28 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """See `AgentMiddleware.awrap_tool_call`."""
-        asked_at, early = time.perf_counter(), self._early(request.tool_call)
-        if early is not None and (result := await asyncio.wrap_future(_result_of(early))) is not None:
-            return self._used(early, result, request.tool_call["id"], asked_at)
+        asked_at, early = time.perf_counter(), self._early(request.tool_call, blocks=False)
+        if early is not None:
+            try:
+                result = await asyncio.wrap_future(_result_of(early))
+            except BaseException:
+                self._drop(early)
+                raise
+            if (message := self._noted(early, result, request.tool_call["id"], asked_at)) is not None:
+                return message
         return await handler(request)
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """See `AgentMiddleware.wrap_tool_call`."""
-        asked_at, early = time.perf_counter(), self._early(request.tool_call)
-        if early is not None and (result := _result_of(early).result()) is not None:
-            return self._used(early, result, request.tool_call["id"], asked_at)
+        asked_at, early = time.perf_counter(), self._early(request.tool_call, blocks=True)
+        if early is not None:
+            try:
+                result = _result_of(early).result()
+            except BaseException:
+                self._drop(early)
+                raise
+            if (message := self._noted(early, result, request.tool_call["id"], asked_at)) is not None:
+                return message
         return handler(request)
 
     def _prediction(self, request: Any) -> Callable[[_Turn], Coroutine[Any, Any, None]] | None:
@@ -156,8 +172,7 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         """
         self._num_turns += 1
         named = [tool for tool in request.tools if isinstance(tool, BaseTool) and tool.name in self._safe]
-        forms: Any = {tool.name: tool.get_input_schema() for tool in named}  # what the agent fills in is only in these
-        tools = {tool.name: tool for tool in named if tool.args.keys() == forms[tool.name].model_fields.keys()}
+        tools = {tool.name: tool for tool in named if _gets_only_arguments(tool)}
         counts = self.counts
         is_wasteful = counts.started >= MIN_STARTED and counts.wasted > self._max_waste * counts.started
         if not tools or (is_wasteful and self._num_turns % RETRY):
@@ -166,13 +181,20 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         if draft is None:
             if not isinstance(request.model, ChatStepSpec):
                 raise UsageError("EarlyTools uses the draft of a ChatStepSpec. For another model, pass it a draft.")
-            draft = request.model.model_copy(update={"policy": "draft"})
+            draft = request.model.model_copy(update={"policy": "draft", "callbacks": None})
         bound = draft.bind_tools(request.tools, tool_choice=request.tool_choice, **request.model_settings)
         system = [] if request.system_message is None else [request.system_message]
-        return partial(self._predict, bound, [*system, *request.messages], tools)
+        run = partial(_run, _own_config())
+        return partial(self._predict, bound, [*system, *request.messages], tools, run, contextvars.copy_context())
 
     async def _predict(
-        self, draft: Runnable[Any, AIMessage], messages: Sequence[Any], tools: Mapping[str, BaseTool], turn: _Turn
+        self,
+        draft: Runnable[Any, AIMessage],
+        messages: Sequence[Any],
+        tools: Mapping[str, BaseTool],
+        run: Callable[[BaseTool, Mapping[str, Any]], Coroutine[Any, Any, ToolMessage]],
+        of_agent: contextvars.Context,
+        turn: _Turn,
     ) -> None:
         try:
             message = await draft.ainvoke(messages)
@@ -183,10 +205,11 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
         calls = [call for call in message.tool_calls if call["name"] in tools][: self._max_calls]
         with turn.lock:
             for call in () if turn.has_ended else calls:
-                work = _run(tools[call["name"]], {**call, "type": "tool_call"})
-                early = _Early(
-                    _key(call), asyncio.create_task(work, context=contextvars.Context()), time.perf_counter()
-                )
+                context = of_agent.copy()
+                context.run(var_child_runnable_config.set, None)  # nothing of the agent's run hears of it
+                work = run(tools[call["name"]], {**call, "type": "tool_call"})
+                task = asyncio.create_task(work, context=context)
+                early = _Early(_key(call), task, time.perf_counter())
                 early.task.add_done_callback(partial(_note_end, early.ends))
                 turn.started.append(early)
                 self._add(started=1)
@@ -201,23 +224,28 @@ class EarlyTools(AgentMiddleware[Any, Any, Any]):
             if found is not None and call["id"] is not None:
                 left.remove(found)
                 with self._lock:
+                    left += [each for each in [self._waiting.pop(call["id"], None)] if each is not None]
                     self._waiting[call["id"]] = found
         with self._lock:
-            while len(self._waiting) > MAX_KEPT:
+            while len(self._waiting) > MAX_STORED:
                 left.append(self._waiting.popitem(last=False)[1])
         for each in left:
             self._drop(each)
 
-    def _early(self, call: Any) -> _Early | None:
-        """Return the early call that may answer this one."""
+    def _early(self, call: Any, *, blocks: bool) -> _Early | None:
+        """Return the early call that may answer this one. `blocks`: whether this thread does nothing else meanwhile."""
         with self._lock:
             found = self._waiting.pop(call["id"], None)
-        if found is None or (found.key == _key(call) and not found.task.get_loop().is_closed()):
+        if found is None or (found.key == _key(call) and _can_be_awaited(found, blocks=blocks)):
             return found
-        self._drop(found)  # a person or another middleware has changed the arguments
+        self._drop(found)  # or a person or another middleware has changed the arguments
         return None
 
-    def _used(self, early: _Early, result: ToolMessage, call_id: str, asked_at: float) -> ToolMessage:
+    def _noted(self, early: _Early, result: ToolMessage | None, call_id: str, asked_at: float) -> ToolMessage | None:
+        """Count an early call that has ended, and return its result for the model's call; None if there is none."""
+        if result is None:
+            self._add(wasted=1)
+            return None
         self._add(used=1, saved_s=min([asked_at, *early.ends]) - early.since)
         return result.model_copy(update={"tool_call_id": call_id, "id": None})
 
@@ -236,9 +264,34 @@ def _key(call: ToolCall) -> str:
     return json.dumps([call["name"], call["args"]], sort_keys=True)
 
 
-async def _run(tool: BaseTool, call: Mapping[str, Any]) -> ToolMessage:
+def _gets_only_arguments(tool: BaseTool) -> bool:
+    """Whether a tool gets nothing from the agent besides the arguments of its call."""
+    if isinstance(tool.args_schema, dict):
+        return True
+    form: Any = tool.get_input_schema()  # it also has what the agent fills in
+    return tool.args.keys() == form.model_fields.keys()
+
+
+def _own_config() -> RunnableConfig:
+    """Return the configuration of the agent's run without what belongs to the graph, such as its callbacks."""
+    found = ensure_config().get("configurable", {})
+    graph = ("__", "checkpoint")
+    return {"callbacks": [], "configurable": {name: each for name, each in found.items() if not name.startswith(graph)}}
+
+
+def _can_be_awaited(early: _Early, *, blocks: bool) -> bool:
+    """Whether the result is not too old, and its event loop goes on while this thread waits for it."""
+    loop = early.task.get_loop()
+    try:
+        is_blocked = blocks and asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_blocked = False
+    return loop.is_running() and not is_blocked and time.perf_counter() - early.since < MAX_AGE_S
+
+
+async def _run(config: RunnableConfig, tool: BaseTool, call: Mapping[str, Any]) -> ToolMessage:
     """Run a tool. Only messages without an error are results: after anything else, the call runs as usual."""
-    result = await tool.ainvoke(dict(call))
+    result = await tool.ainvoke(dict(call), config)
     if not isinstance(result, ToolMessage) or result.status == "error":
         raise UsageError(f"The early call of {tool.name} has no result.")
     return result

@@ -29,7 +29,7 @@ from stepspec.serve.document import (
     TOKENIZE_RESPONSES,
     documented,
 )
-from stepspec.serve.errors import error_body, error_response, public_error
+from stepspec.serve.errors import error_response, public_error
 from stepspec.serve.hosts import HostCheck
 from stepspec.serve.log import RequestLog, entry_of
 from stepspec.serve.messages_answer import MessagesAnswer
@@ -216,6 +216,7 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(error_body(UsageError(str(error.detail))), error.status_code, error.headers)
+    problem, request_id = UsageError(str(error.detail)), entry_of(request.scope).request_id
+    return error_response(request.url.path, problem, request_id, error.status_code, error.headers or {})

@@ -17,6 +17,7 @@ from stepspec.serve.schemas import (
     ErrorBody,
     MessageEvent,
     MessageObject,
+    MessagesErrorBody,
     ResponseEvent,
     ResponseObject,
     TextCompletion,
@@ -69,8 +70,21 @@ def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str, e
 
 CHAT_RESPONSES = _text_responses(Completion, Chunk, "answer")
 RESPONSES_RESPONSES = _text_responses(ResponseObject, ResponseEvent, "response", "Each event has the name of its type.")
-MESSAGES_RESPONSES = _text_responses(MessageObject, MessageEvent, "message", "Each event has the name of its type.")
-COUNT_RESPONSES: Responses = {**TOKENIZE_RESPONSES, 200: {"model": TokenCount, "description": "The number of tokens."}}
+
+
+def _of_messages(responses: Responses) -> Responses:
+    """Return responses with errors in Anthropic's format."""
+    return {
+        status: each if status == 200 else {**each, "model": MessagesErrorBody} for status, each in responses.items()
+    }
+
+
+MESSAGES_RESPONSES = _of_messages(
+    _text_responses(MessageObject, MessageEvent, "message", "Each event has the name of its type.")
+)
+COUNT_RESPONSES = _of_messages(
+    {**TOKENIZE_RESPONSES, 200: {"model": TokenCount, "description": "The number of tokens."}}
+)
 COMPLETION_RESPONSES = _text_responses(TextCompletion, TextCompletionChunk, "text")
 
 REQUESTS: tuple[type[BaseModel], ...] = (
@@ -109,11 +123,14 @@ def documented(app: FastAPI, *, needs_key: bool) -> Callable[[], dict[str, Any]]
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
         if needs_key:
-            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["components"]["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
             for path, route in document["paths"].items():
                 if path.startswith(KEYED):
                     for method in route.values():
-                        method["security"] = [{"key": []}]
+                        method["security"] = [{"key": []}, {"header": []}]
         return document
 
     return openapi

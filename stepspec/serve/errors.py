@@ -188,16 +188,22 @@ MESSAGES_ERRORS = {
 """Types of errors of Anthropic's API by HTTP status; others are invalid requests."""
 
 
-def messages_error(error: StepSpecError, request_id: str | None = None) -> dict[str, Any]:
+def messages_error(error: StepSpecError, request_id: str | None = None, status: int | None = None) -> dict[str, Any]:
     """Return an error in Anthropic's format."""
-    kind = MESSAGES_ERRORS.get(status_of(error), "invalid_request_error")
+    kind = MESSAGES_ERRORS.get(status or status_of(error), "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
 
 
-def error_response(path: str, error: StepSpecError, request_id: str | None = None) -> JSONResponse:
-    """Return the response of a route to an error, in the route's format."""
-    body = messages_error(error, request_id) if path.startswith(MESSAGES) else error_body(error)
-    return JSONResponse(body, status_of(error), headers_of(error))
+def error_response(
+    path: str,
+    error: StepSpecError,
+    request_id: str | None = None,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """Return the response of a route to an error, in the route's format. Status and headers are by default its own."""
+    body = messages_error(error, request_id, status) if path.startswith(MESSAGES) else error_body(error)
+    return JSONResponse(body, status or status_of(error), headers_of(error) if headers is None else headers)
 
 
 def headers_of(error: StepSpecError) -> Mapping[str, str]:

@@ -66,6 +66,13 @@ class Client:
     """What its requests share with, see `TokenBuffer`."""
 
 
+def authorization_of(header: Callable[[str], str | None]) -> str | None:
+    """Return the Authorization header of a request, or one with the key in `x-api-key`, as clients of Anthropic's API
+    send it. `header` returns a header by its name."""
+    found, key = header("authorization"), header("x-api-key")
+    return found if key is None or (found or "").lower().startswith("bearer ") else f"Bearer {key}"
+
+
 @dataclass
 class Keys:
     """The keys of a service. Without any, everybody may use it.

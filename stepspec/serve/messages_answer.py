@@ -108,7 +108,9 @@ class MessagesAnswer:
 
     def _ending(self, result: Result) -> Data:
         reasons = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
-        stopped = result.finish_reason == "stop" and result.stop_string is not None
+        # A stop string may end the text in the middle of a call.
+        is_whole = result.finish_reason == "stop" or (result.finish_reason == "length" and result.limit is None)
+        stopped = is_whole and result.stop_string is not None
         return {
             "stop_reason": "stop_sequence" if stopped else reasons[result.finish_reason],
             "stop_sequence": result.stop_string if stopped else None,

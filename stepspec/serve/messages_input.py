@@ -10,7 +10,7 @@ from stepspec.serve.errors import RefusedError
 from stepspec.serve.translated import joined_turns, paragraphs, shown, string_of
 
 ATTRIBUTION = "x-anthropic-billing-header"
-"""Beginning of a block that Claude Code puts in front of its system prompt. It is another one for each request, so
+"""Beginning of a line that Claude Code puts in front of its system prompt. It is another one for each request, so
 nothing behind it could be reused."""
 
 ROLES = ("user", "assistant", "system")
@@ -33,12 +33,13 @@ def chat_turns(system: str | Sequence[Any] | None, messages: Sequence[Any]) -> l
 
 
 def system_text(where: str, content: Any) -> str:
-    """Return the text of a system prompt, without the line that names the client.
+    """Return the text of a system prompt, without the first line of a block if that names the client.
 
     Raises:
         RefusedError: it is invalid.
     """
-    return paragraphs(text for text in _texts(where, content) if not text.startswith(ATTRIBUTION))
+    texts = _texts(where, content)
+    return paragraphs(text.partition("\n")[2].lstrip("\n") if text.startswith(ATTRIBUTION) else text for text in texts)
 
 
 def _turns(where: str, message: Any) -> Iterator[dict[str, Any]]:
@@ -54,7 +55,8 @@ def _turns(where: str, message: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(content, str):
         yield {"role": role, "content": content}
     elif role == "user":
-        for place, block in _blocks(where, content):
+        blocks = sorted(_blocks(where, content), key=lambda each: each[1].get("type") != "tool_result")
+        for place, block in blocks:  # results first, next to their calls
             yield _of_user(place, block)
     else:
         blocks = [*_blocks(where, content)]
@@ -68,7 +70,8 @@ def _turns(where: str, message: Any) -> Iterator[dict[str, Any]]:
 def _of_user(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if block.get("type") != "tool_result":
         return {"role": "user", "content": _text(where, block)}
-    content = paragraphs(_texts(f"{where}.content", block.get("content") or ""))
+    given = block.get("content")
+    content = "" if given is None else paragraphs(_texts(f"{where}.content", given))
     if block.get("is_error") and not content:
         content = "The tool failed."
     return {"role": "tool", "tool_call_id": string_of(where, block, "tool_use_id"), "content": content}

@@ -41,7 +41,7 @@ from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
 from stepspec.serve.errors import MESSAGES, BusyError, LostError, error_body, error_response, messages_error
 from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
-from stepspec.serve.keys import ENVIRONMENT, Keys
+from stepspec.serve.keys import ENVIRONMENT, Keys, authorization_of
 from stepspec.serve.log import header
 from stepspec.serve.merged_metrics import merged_metrics
 from stepspec.serve.pairs import load_pairs, wanted_pairs
@@ -250,7 +250,7 @@ class Front:
         if request.method != "POST":  # only these have a body, and they all need a key
             return b""
         self._keys.refresh()
-        client = self._keys.client(request.headers.get("authorization"))
+        client = self._keys.client(authorization_of(request.headers.get))
         async with self._entrance.place(client.name):
             return await arrived(request, MAX_BODY_BYTES)
 
@@ -265,7 +265,7 @@ class Front:
         asked = {name: scope[name] for name in PASSED if name in scope}
         session = header(scope, b"x-session-id")
         if session is not None:  # sessions of different keys have nothing in common
-            session = hash_of(header(scope, b"authorization") or header(scope, b"x-api-key"), session)
+            session = hash_of(authorization_of(lambda name: header(scope, name.encode())), session)
         for retries_left in reversed(range(1 + RETRIES)):
             begun = ended = is_stream = False
             stream = self._models.options(stream=True, session_id=session or "").respond.remote(asked, body)

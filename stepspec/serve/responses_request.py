@@ -13,9 +13,8 @@ from stepspec.errors import unknown_name
 from stepspec.serve.errors import RefusedError
 from stepspec.serve.fields import Items, Speculation, field_of, shortened
 from stepspec.serve.refused import REFUSED, Refusals
-from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_input import chat_turns
-from stepspec.serve.translated import PASSED, TranslatedRequest, check_nested, shown
+from stepspec.serve.translated import PASSED, TranslatedRequest, check_nested, document, shown
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
@@ -136,20 +135,13 @@ Item = Annotated[
 """An input item. `chat_turns` checks it, with better errors than those of a union of types."""
 
 
-def _document(schema: dict[str, Any]) -> None:
-    """Add the unsupported fields, and those of chat requests, to the JSON schema of a request."""
-    RESPONSES.document(schema)
-    chat = ChatRequest.model_json_schema()["properties"]
-    schema["properties"] |= {name: chat[name] for name in PASSED}
-
-
 class ResponsesRequest(TranslatedRequest):
     """The body of `/v1/responses`.
 
     Unknown fields are ignored. The response lists them in `metrics.ignored_fields`.
     """
 
-    model_config = ConfigDict(json_schema_extra=_document)
+    model_config = ConfigDict(json_schema_extra=document(RESPONSES))
     refusals = RESPONSES
     renamed_fields = RENAMED
     words = frozenset({"messages", "logprobs"})

@@ -326,6 +326,14 @@ class ResponseEvent(BaseModel):
     sequence_number: int
 
 
+class MessagesErrorBody(Exact):
+    """An error in Anthropic's format."""
+
+    type: Literal["error"]
+    error: dict[str, str] = Field(description="`type` and `message`.")
+    request_id: str | None
+
+
 class MessageObject(BaseModel):
     """A message in the format of Anthropic's Messages API, which has further fields."""
 

@@ -18,7 +18,7 @@ from stepspec.serve.bodies import read_body
 from stepspec.serve.errors import BusyError, RateError
 from stepspec.serve.fields import MAX_ID_CHARACTERS, Speculation, TextRequest
 from stepspec.serve.generation import Generation
-from stepspec.serve.keys import Client, Rates
+from stepspec.serve.keys import Client, Rates, authorization_of
 from stepspec.serve.log import entry_of
 from stepspec.serve.messages_request import CountRequest
 from stepspec.serve.models import ServedModels
@@ -94,8 +94,7 @@ class Service:
         Raises:
             NoKeyError: it has no valid key.
         """
-        key = request.headers.get("x-api-key")  # as clients of Anthropic's API send it
-        client = self.settings.keys.client(request.headers.get("authorization") or (key and f"Bearer {key}"))
+        client = self.settings.keys.client(authorization_of(request.headers.get))
         entry_of(request.scope).client = client.name
         return client
 

@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
@@ -94,9 +94,20 @@ class TranslatedRequest(Body):
             if type(error) not in (RefusedError, TooLongError):  # an error about a model or a key
                 raise
             names = self.renamed_fields
-            other = rf"\b({'|'.join(name for name in names if name not in self.words)})\b"
+            other = rf"(?<!['\"])\b({'|'.join(name for name in names if name not in self.words)})\b(?!['\"])"
             message = re.sub(other, lambda match: names[match[0]], str(error))
             raise type(error)(names.get((error.param or "").partition(".")[0], error.param), message) from error
+
+
+def document(refusals: Refusals) -> Callable[[dict[str, Any]], None]:
+    """Return a function that adds the unsupported fields, and those of chat requests, to a request's JSON schema."""
+
+    def add(schema: dict[str, Any]) -> None:
+        refusals.document(schema)
+        chat = ChatRequest.model_json_schema()["properties"]
+        schema["properties"] |= {name: chat[name] for name in PASSED if name not in schema["properties"]}
+
+    return add
 
 
 def check_nested(where: str, fields: Mapping[str, Any], refusals: Refusals) -> None:

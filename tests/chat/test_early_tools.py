@@ -5,6 +5,8 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
 import pytest
@@ -13,6 +15,7 @@ from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import StructuredTool, tool
 from langgraph.prebuilt import InjectedState
 
@@ -167,12 +170,58 @@ async def test_a_tool_that_gets_the_state_never_starts_early() -> None:
     assert early.counts.started == 0
 
 
+async def test_a_tool_sees_whose_agent_it_belongs_to() -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="public")
+
+    @tool
+    async def read(n: int, config: RunnableConfig) -> str:
+        """Reads."""
+        return f"{n} of {config.get('configurable', {}).get('user')}, {tenant.get()}"
+
+    early = EarlyTools(["read"], draft=Scripted(turns=[[("read", 1)]]))
+    agent: Any = create_agent(Scripted(turns=[[("read", 1)]], seconds=0.1), [read], middleware=[early])
+    tenant.set("acme")
+    found = await agent.ainvoke(ASK, {"configurable": {"user": "ann"}})
+    assert results(found["messages"]) == ["1 of ann, acme"]
+    assert early.counts.used == 1
+
+
+async def test_a_tool_with_a_json_schema_starts_early() -> None:
+    log = Log()
+    read = log.tool("read")
+    read.args_schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    early = EarlyTools(["read"], draft=Scripted(turns=[[("read", 1)]]))
+    agent: Any = create_agent(Scripted(turns=[[("read", 1)]], seconds=0.1), [read], middleware=[early])
+    assert results((await agent.ainvoke(ASK))["messages"]) == ["read of 1"]
+    assert (log.begun, early.counts.used) == ([("read", 1)], 1)
+
+
+def test_a_result_whose_event_loop_has_stopped_is_not_waited_for() -> None:
+    log = Log(seconds=5)
+    early = EarlyTools(["read"], draft=Scripted(turns=[[("read", 1)]]))
+    call: Any = {"name": "read", "args": {"n": 1}, "id": "c1", "type": "tool_call"}
+    request = SimpleNamespace(
+        model=None, tools=[log.tool("read")], tool_choice=None, model_settings={}, system_message=None, messages=[]
+    )
+
+    async def answer(_: Any) -> Any:
+        await asyncio.wait_for(log.has_begun.wait(), 30)
+        return AIMessage("", tool_calls=[call])
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(early.awrap_model_call(request, answer))
+    assert early.wrap_tool_call(SimpleNamespace(tool_call=call), lambda _: "as usual") == "as usual"
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert (early.counts.started, early.counts.wasted) == (1, 1)
+
+
 async def test_a_call_that_fails_early_runs_again_as_usual() -> None:
     log = Log(fails=1)
     agent, early = scripted_agent(log, [[("read", 1)]], [[("read", 1)]])
     assert results((await agent.ainvoke(ASK))["messages"]) == ["read of 1"]
     assert log.begun == [("read", 1)] * 2
-    assert early.counts.used == 0
+    assert (early.counts.used, early.counts.wasted) == (0, 1)
 
 
 async def test_an_agent_that_is_cancelled_ends_its_early_calls() -> None:

@@ -22,6 +22,7 @@ ADD: Any = {"name": "add", "description": "A tool.", "input_schema": FORM}
 SAY: Any = {**ADD, "name": "say"}
 CALL_BOTH = "Please add 4 and say 'two words'."
 USER: Any = {"role": "user", "content": "How many?"}
+RESULT: Any = {"type": "tool_result", "tool_use_id": "t1"}
 ANSWER = "\n\nYou said 1 things, How many? among them."
 
 
@@ -115,13 +116,20 @@ def test_a_conversation_with_tools_round_trips(client: Anthropic, pair: Pair) ->
     assert [call["id"] for call in seen[2]["tool_calls"]] == [call.id for call in calls]
 
 
-def test_what_ends_an_answer_is_said(client: Anthropic) -> None:
+def test_a_message_has_what_ended_it(client: Anthropic) -> None:
     stopped = client.messages.create(model="target", max_tokens=100, messages=[USER], stop_sequences=["ever", "things"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "things")
     assert stopped.content[-1].type == "text"
     assert stopped.content[-1].text == "\n\nYou said 1 "
     cut = client.messages.create(model="target", max_tokens=3, messages=[USER])
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
+
+
+def test_a_stop_string_may_end_the_answer_in_a_call(client: Anthropic) -> None:
+    fields: Any = {"model": "target", "messages": [{"role": "user", "content": CALL_BOTH}], "tools": [ADD]}
+    cut = client.messages.create(max_tokens=200, stop_sequences=["two"], **fields)
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", "two")
+    assert not [block for block in cut.content if block.type == "tool_use"]
 
 
 def test_half_a_call_is_not_in_the_message(client: Anthropic) -> None:
@@ -150,7 +158,10 @@ def test_the_attribution_of_claude_code_is_left_out() -> None:
         {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
         {"type": "text", "text": "Be brief."},
     ]
-    assert chat_fields(system=blocks)["messages"][0] == {"role": "system", "content": "You are an agent.\n\nBe brief."}
+    expected = {"role": "system", "content": "You are an agent.\n\nBe brief."}
+    assert chat_fields(system=blocks)["messages"][0] == expected
+    joined = "\n\n".join(block["text"] for block in blocks if isinstance(block["text"], str))
+    assert chat_fields(system=joined)["messages"][0] == expected
 
 
 def test_a_request_as_claude_code_sends_it_is_answered_and_reuses_its_prefix(address: str) -> None:
@@ -185,7 +196,7 @@ def test_a_request_as_claude_code_sends_it_is_answered_and_reuses_its_prefix(add
     assert delta["metrics"]["ignored_fields"] == ["output_config.effort", "context_management"]
 
 
-def test_a_model_without_separate_thinking_is_not_told_how_long_to_think() -> None:
+def test_a_model_without_separate_thinking_gets_no_limit_for_it() -> None:
     with serving(following_pair(thinks=False), "specreason") as address:
         client = Anthropic(base_url=address.removesuffix("/v1"), api_key="none")
         thinking: Any = {"type": "enabled", "budget_tokens": 1024}
@@ -230,7 +241,7 @@ def test_results_of_tools_come_before_what_the_user_says_with_them() -> None:
         messages=[
             USER,
             {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, call]},
-            {"role": "user", "content": [result, failed, said, said]},
+            {"role": "user", "content": [said, result, failed, said]},
         ]
     )["messages"]
     assert [turn["role"] for turn in found] == ["user", "assistant", "tool", "tool", "user"]
@@ -251,6 +262,9 @@ def test_results_of_tools_come_before_what_the_user_says_with_them() -> None:
         ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "last turn"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "add"}]}, "tools.0.input_schema"),
+        ({"tools": [{**ADD, "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "stop"}}, "'stop'"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "content": 0}]}]}, "messages.0.content.0.content"),
         ({"tool_choice": {"type": ["any"]}}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
@@ -277,6 +291,12 @@ def test_errors_are_in_the_format_of_the_api(client: Anthropic) -> None:
     error: Any = caught.value.body
     assert error["error"]["type"] == "not_found_error"
     assert error["request_id"]
+    for method, path, status, kind in (
+        ("GET", "", 405, "invalid_request_error"),
+        ("POST", "/b", 404, "not_found_error"),
+    ):
+        response = httpx.request(method, f"{client.base_url}/v1/messages{path}", timeout=60)
+        assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     too_long: Any = [{"role": "user", "content": "word " * 200_000}]
     with pytest.raises(APIStatusError) as long:
         client.messages.create(model="target", max_tokens=10, messages=too_long)

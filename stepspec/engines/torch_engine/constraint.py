@@ -25,7 +25,7 @@ from stepspec.base.json_scanner import JsonScanner
 from stepspec.base.json_schema import Part, part_at
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import GRAMMAR_OPTIONS
-from stepspec.engines.torch_engine.transfer import upload
+from stepspec.engines.torch_engine.transfer import moved
 from stepspec.errors import UsageError
 
 BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
@@ -257,7 +257,7 @@ def allowed_tokens(
             fill_next_token_bitmask_par_with_draft_tokens(_EXECUTOR, jobs, bits)
         else:
             fill_next_token_bitmask(constraint.matcher, bits, row)
-    words = upload(torch.from_numpy(bits), device).view(len(constraints), width, -1, 1)
+    words = moved(torch.from_numpy(bits), device).view(len(constraints), width, -1, 1)
     allowed = (words >> torch.arange(32, dtype=torch.int32, device=device) & 1).flatten(2)[..., :vocab_size].bool()
     for row, (constraint, tokens) in enumerate(zip(constraints, drafted, strict=True)):
         for at, ids in enumerate(constraint.too_long(tokens) if constraint is not None else ()):

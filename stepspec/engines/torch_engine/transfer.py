@@ -7,13 +7,17 @@ import torch
 from torch import Tensor
 
 
-def upload(numbers: Sequence[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers as a tensor on a device.
+def upload(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers as a tensor on a device; see `moved`."""
+    return moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def moved(table: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on a device; itself if that is the CPU.
 
     A copy of pageable memory to a GPU would wait for all passes before it. Pinned memory is copied when they are done,
     and PyTorch uses it again after that.
     """
-    table = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=dtype)
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table.to(device)
 
 

@@ -279,6 +279,7 @@ class _Reader:
             tool_calls=tuple(self._calls),
             thinks=statistics["thinks"],
             limit=statistics["limit"],
+            stop_string=statistics.get("stop_string"),
             not_proposed=statistics.get("not_proposed"),
             model=model,
             policy=statistics["policy"],

@@ -83,6 +83,7 @@ def _step_level(result: Result, policy: str) -> dict[str, Any]:
         "times": asdict(result.times),
         "thinks": result.thinks,
         "limit": result.limit,
+        "stop_string": result.stop_string,
         "not_proposed": result.not_proposed,
         "token_level_exact": result.token_level_exact,
         "note": result.note,

@@ -162,6 +162,7 @@ class StepLevel(BaseModel):
     times: dict[str, float | None] = Field(description="Seconds. `engine_wait` is until the engines began.")
     thinks: bool
     limit: str | None = Field(description="The limit that ended the text or its thinking.")
+    stop_string: str | None = Field(description="The string of `stop` that ended the answer.")
     not_proposed: str | None = Field(description="Why the draft proposed no step, or no further one.")
     token_level_exact: bool
     note: str | None = Field(description="What to know about the answer, such as a question unlike the training data.")

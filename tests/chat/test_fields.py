@@ -354,6 +354,8 @@ def test_the_document_describes_every_field_and_only_statuses_that_occur(documen
         "/v1/chat/completions": of_texts,
         "/v1/completions": of_texts,
         "/v1/responses": of_texts,
+        "/v1/messages": of_texts,
+        "/v1/messages/count_tokens": of_texts,
     }
     assert "content" not in document["paths"]["/health"]["get"]["responses"]["200"]
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]

@@ -20,6 +20,7 @@ from evals.bench.speed import UNKNOWN, cells_table
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, PolicySummary, Record
+from stepspec.evaluation.report.cells import joined, times
 from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.stats.untyped import scipy_stats
 
@@ -90,16 +91,16 @@ def speed_of(name: str, found: Sequence[PolicySummary]) -> PolicySpeed:
 def rows_of(found: Speeds) -> list[list[str]]:
     """Return the rows of the table."""
 
-    def times(value: Estimate | None) -> str:
-        return UNKNOWN if value is None else f"{value[0]:.2f}× [{value[1][0]:.2f}, {value[1][1]:.2f}]"
+    def ratio(value: Estimate | None) -> str:
+        return joined(times(None) if value is None else times(*value))
 
     def number(value: float | None, unit: str = "") -> str:
         return UNKNOWN if value is None else f"{value:.3g}{unit}"
 
     return [
         [
-            *(each.name, str(len(found.runs)), "1.00×" if each.name == BASELINE else times(each.over_target)),
-            *("1.00×" if each.name == "token" else times(each.over_token), number(each.cpu_ms)),
+            *(each.name, str(len(found.runs)), "1.00×" if each.name == BASELINE else ratio(each.over_target)),
+            *("1.00×" if each.name == "token" else ratio(each.over_token), number(each.cpu_ms)),
             *(number(each.first_step_s, " s"), number(each.longest_gap_s, " s")),
         ]
         for each in found.policies

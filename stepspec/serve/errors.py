@@ -174,7 +174,7 @@ def error_body(error: StepSpecError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-MESSAGES = "/v1/messages"
+MESSAGES_ROUTES = "/v1/messages"
 """Beginning of the routes of Anthropic's API."""
 MESSAGES_ERRORS = {
     401: "authentication_error",
@@ -202,7 +202,7 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the response of a route to an error, in the route's format. Status and headers are by default its own."""
-    body = messages_error(error, request_id, status) if path.startswith(MESSAGES) else error_body(error)
+    body = messages_error(error, request_id, status) if path.startswith(MESSAGES_ROUTES) else error_body(error)
     return JSONResponse(body, status or status_of(error), headers_of(error) if headers is None else headers)
 
 

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
+from pydantic import ConfigDict, Field, PrivateAttr, WithJsonSchema
 
-from stepspec.chat.tools import Function
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.serve.errors import RefusedError
-from stepspec.serve.fields import Items, Speculation, field_of, shortened
+from stepspec.serve.fields import Items, Speculation, shortened
 from stepspec.serve.messages_input import chat_turns
 from stepspec.serve.refused import Refusals
-from stepspec.serve.translated import PASSED, TranslatedRequest, document, shown, string_of
+from stepspec.serve.translated import PASSED, TranslatedRequest, chat_tool, document, shown, string_of
 
 RENAMED: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
@@ -144,13 +143,7 @@ def _chat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {"name": string_of(where, tool, "name"), "parameters": {"type": "object", **schema}}
     if tool.get("description"):
         function["description"] = string_of(where, tool, "description")
-    try:
-        Function.model_validate(function, strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        field = field_of(problem["loc"]).replace("parameters", "input_schema")
-        raise RefusedError(f"{where}.{field}", f"{where}.{field}: {problem['msg']}.") from None
-    return {"type": "function", "function": function}
+    return chat_tool(where, function, schema="input_schema")
 
 
 def _chat_choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:

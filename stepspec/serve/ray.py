@@ -39,7 +39,7 @@ from stepspec.loop.policy import load_policy
 from stepspec.serve.admission import RETRY_S, Entrance, ServiceLimits
 from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
-from stepspec.serve.errors import MESSAGES, BusyError, LostError, error_body, error_response, messages_error
+from stepspec.serve.errors import MESSAGES_ROUTES, BusyError, LostError, error_body, error_response, messages_error
 from stepspec.serve.hosts import LOCAL, HostCheck, answered_hosts
 from stepspec.serve.keys import ENVIRONMENT, Keys, authorization_of
 from stepspec.serve.log import header
@@ -303,7 +303,7 @@ def _is_stream(start: Message) -> bool:
 
 def _last_event(path: str, error: StepSpecError) -> bytes:
     """Return the last event of a stream that fails, in the format of its route."""
-    if path.startswith(MESSAGES):
+    if path.startswith(MESSAGES_ROUTES):
         return format_sse_event(data_str=json.dumps(messages_error(error)), event="error")
     found = error_body(error)
     if path.endswith("/responses"):

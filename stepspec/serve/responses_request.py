@@ -6,15 +6,15 @@ The service stores nothing, so a request has the whole conversation as input ite
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from stepspec.chat.tools import MODES, Function
+from stepspec.chat.tools import MODES
 from stepspec.errors import unknown_name
 from stepspec.serve.errors import RefusedError
-from stepspec.serve.fields import Items, Speculation, field_of, shortened
+from stepspec.serve.fields import Items, Speculation, shortened
 from stepspec.serve.refused import REFUSED, Refusals
 from stepspec.serve.responses_input import chat_turns
-from stepspec.serve.translated import PASSED, TranslatedRequest, check_nested, document, shown
+from stepspec.serve.translated import PASSED, TranslatedRequest, chat_tool, check_nested, document, shown
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
@@ -231,16 +231,8 @@ def _chat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {name: value for name, value in tool.items() if name != "type" and value is not None}
     check_nested(where, function, TOOL_REFUSALS)
     function = {name: value for name, value in function.items() if name not in TOOL_REFUSALS}
-    try:
-        Function.model_validate(function, strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        param = f"{where}.{field_of(problem['loc'])}"
-        raise RefusedError(
-            param,
-            f"{param}: {problem['msg']}. Write {{'type': 'function', 'name': 'add', 'parameters': {{...}}}}.",
-        ) from None
-    return {"type": "function", "function": function}
+    advice = " Write {'type': 'function', 'name': 'add', 'parameters': {...}}."
+    return chat_tool(where, function, advice=advice)
 
 
 def _chat_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:

@@ -29,8 +29,8 @@ from stepspec.serve.tokenize import TokenizeRequest
 logger = logging.getLogger("stepspec.serve")
 
 
-class TextBody(Protocol):
-    """The body of a request for text, in the format of its route."""
+class RequestBody(Protocol):
+    """The body of a request."""
 
     @classmethod
     def parsed(cls, body: bytes) -> Self:
@@ -40,6 +40,14 @@ class TextBody(Protocol):
             RefusedError: the body is invalid.
         """
         ...
+
+    def in_its_words(self) -> AbstractContextManager[None]:
+        """Convert errors of the Python API to errors that name the request's fields."""
+        ...
+
+
+class TextBody(RequestBody, Protocol):
+    """The body of a request for text, in the format of its route."""
 
     @property
     def text_request(self) -> TextRequest:
@@ -63,12 +71,9 @@ class TextBody(Protocol):
         """See `Body.fit`."""
         ...
 
-    def in_its_words(self) -> AbstractContextManager[None]:
-        """Convert errors of the Python API to errors that name the request's fields."""
-        ...
-
 
 B = TypeVar("B", bound=TextBody)
+R = TypeVar("R", bound=RequestBody)
 
 
 class Service:
@@ -120,6 +125,22 @@ class Service:
             self.monitor.rejected(error.reason)
             raise
 
+    @asynccontextmanager
+    async def reading(self, request: Request, kind: type[R]) -> AsyncGenerator[tuple[Client, R]]:
+        """Read and check a request. Errors in the block name its fields.
+
+        Yields:
+            its client, which counts as entering while the block runs, and its body.
+
+        Raises:
+            UsageError: the client may not send it now, or it is invalid.
+            EngineError: the service cannot take it now.
+        """
+        async with self.entering(request) as client:
+            body = await read_body(request, self.settings.max_body_bytes, kind.parsed)
+            with body.in_its_words():
+                yield client, body
+
     async def received(self, request: Request, kind: type[B]) -> tuple[B, Generation]:
         """Read, check and encode a request for text.
 
@@ -127,12 +148,10 @@ class Service:
             UsageError: the client may not send it now, or it is invalid or not supported.
             EngineError: the service cannot take it now, or a model failed.
         """
-        async with self.entering(request) as client:
-            body = await read_body(request, self.settings.max_body_bytes, kind.parsed)
-            with body.in_its_words():
-                body.fit(self.models.find(body.text_request.model)[0].pair.target.tokenizer.thinking)
-                entry_of(request.scope).ignored = body.ignored
-                return body, await self._prepared(body.text_request, body.questions(), client, request)
+        async with self.reading(request, kind) as (client, body):
+            body.fit(self.models.find(body.text_request.model)[0].pair.target.tokenizer.thinking)
+            entry_of(request.scope).ignored = body.ignored
+            return body, await self._prepared(body.text_request, body.questions(), client, request)
 
     async def _prepared(
         self, asked: TextRequest, questions: Sequence[Question], client: Client, request: Request
@@ -181,15 +200,10 @@ class Service:
             UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
             EngineError: the service cannot take it now, or a model failed.
         """
-        async with self.entering(request):
-            asked = await read_body(request, self.settings.max_body_bytes, TokenizeRequest.parsed)
-            with asked.in_its_words():
-                return await self._tokenized(asked)
-
-    async def _tokenized(self, asked: TokenizeRequest) -> dict[str, Any]:
-        model, _ = self.models.find(asked.model)
-        session = model.session(None, Speculation())[1]
-        ids = (await session.prepare(asked.question(), asked.options())).prompt
+        async with self.reading(request, TokenizeRequest) as (_, asked):
+            model, _ = self.models.find(asked.model)
+            session = model.session(None, Speculation())[1]
+            ids = (await session.prepare(asked.question(), asked.options())).prompt
         target = model.pair.target
         return {
             "count": len(ids),
@@ -205,14 +219,12 @@ class Service:
             UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
             EngineError: the service cannot take it now, or a model failed.
         """
-        async with self.entering(request):
-            asked = await read_body(request, self.settings.max_body_bytes, CountRequest.parsed)
-            with asked.in_its_words():
-                model, named = self.models.find(asked.model)
-                asked.fit(model.pair.target.tokenizer.thinking)
-                session = model.session(named, Speculation())[1]
-                options = asked.text_request.options(model.pair.target.tokenizer.end_ids)
-                return {"input_tokens": len((await session.prepare(asked.questions()[0], options)).prompt)}
+        async with self.reading(request, CountRequest) as (_, asked):
+            model, named = self.models.find(asked.model)
+            asked.fit(model.pair.target.tokenizer.thinking)
+            session = model.session(named, Speculation())[1]
+            options = asked.text_request.options(model.pair.target.tokenizer.end_ids)
+            return {"input_tokens": len((await session.prepare(asked.questions()[0], options)).prompt)}
 
     async def aclose(self) -> None:
         """Free all models."""

@@ -6,25 +6,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, ValidationError
 
 from stepspec.chat.prompts import Message
+from stepspec.chat.tools import Function
 from stepspec.serve.errors import RefusedError, TooLongError, truncated
-from stepspec.serve.fields import Body
+from stepspec.serve.fields import Body, field_of
 from stepspec.serve.refused import Refusals
 from stepspec.serve.requests import ChatRequest
 
 PASSED = (
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
-    *(
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "thinking_token_budget",
-        "guided_json",
-        "guided_choice",
-        "structured_outputs",
-    ),
+    *("stop", "stop_token_ids", "ignore_eos", "thinking_token_budget"),
+    *("guided_json", "guided_choice", "structured_outputs"),
     *("enable_thinking", "include_reasoning", "chat_template_kwargs", "draft_chat_template_kwargs"),
     *("priority", "request_id", "session_id", "cache_salt"),
 )
@@ -120,6 +114,29 @@ def check_nested(where: str, fields: Mapping[str, Any], refusals: Refusals) -> N
         refusals.check(fields)
     except RefusedError as error:
         raise RefusedError(f"{where}.{error.param}", f"{where}.{error}") from None
+
+
+def chat_tool(
+    where: str, function: Mapping[str, Any], *, schema: str = "parameters", advice: str = ""
+) -> dict[str, Any]:
+    """Return a function in the format of chat requests.
+
+    Args:
+        where: its place in the request.
+        function: its fields.
+        schema: the request's name of `parameters`.
+        advice: what an error says besides.
+
+    Raises:
+        RefusedError: a field is invalid.
+    """
+    try:
+        Function.model_validate(function, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        param = f"{where}.{field_of(problem['loc']).replace('parameters', schema, 1)}"
+        raise RefusedError(param, f"{param}: {problem['msg']}.{advice}") from None
+    return {"type": "function", "function": function}
 
 
 def joined_turns(role: str, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
 from stepspec.serve.admission import Admission, ServiceLimits, Ticket
 from stepspec.serve.errors import NoKeyError, RateError
-from stepspec.serve.keys import ENVIRONMENT, Client, Rates, key_hash
+from stepspec.serve.keys import ENVIRONMENT, Client, Rates, authorization_of, key_hash
 
 KEY, OTHER, SLOW = ("sk-" + letter * 40 for letter in "kos")
 BODY: Any = {"messages": [{"role": "user", "content": "How many?"}]}
@@ -347,3 +347,17 @@ def test_a_client_that_leaves_pays_for_what_it_asked(tmp_path: Path) -> None:
                 f"{address}/chat/completions", json=BODY, headers={"Authorization": f"Bearer {SLOW}"}, timeout=0.5
             )
         assert ask(address, SLOW).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer a"}, "Bearer a"),
+        ({"x-api-key": "b"}, "Bearer b"),
+        ({"authorization": "bearer a", "x-api-key": "b"}, "bearer a"),
+        ({"authorization": "Basic a", "x-api-key": "b"}, "Bearer b"),
+    ],
+)
+def test_a_key_is_in_either_header(headers: dict[str, str], expected: str | None) -> None:
+    assert authorization_of(headers.get) == expected

@@ -14,6 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Set before torch is imported, and inherited by child processes. On a busy machine, two threads are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists():  # without a GPU, Triton's kernels run in its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Every run has the same examples, so that a change is not blamed for a failure that chance has found. `make soak` looks
 # for others.

@@ -296,9 +296,11 @@ class Subject:
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
         if draft is None:
+            engine.capture()
             return cls(engine, *own_networks(engine))
         drafter = TorchEngine.load(draft, dtype=chosen, title=titles[1])
         engine = engine.drafted_by(drafter)
+        engine.capture()
         return cls(engine, *own_networks(engine), drafter.describe())
 
     @classmethod
@@ -314,9 +316,11 @@ class Subject:
         model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
+            engine.capture()
             return cls(engine, *own_networks(engine), synthetic=True)
         drafter = TorchEngine(checked_model(random_network(draft, dtype), f"random {draft}"), without_text())
         engine = engine.drafted_by(drafter)
+        engine.capture()
         return cls(engine, *own_networks(engine), drafter.describe(), synthetic=True)
 
 

@@ -29,9 +29,9 @@ from evals.bench.shapes import SHAPES, random_network
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.engines.protocol import Drafting, Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.torch_engine import decode, sampling
+from stepspec.engines.torch_engine.attention import SlotRows
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
-from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.errors import UsageError, unknown_name
@@ -72,6 +72,8 @@ class Probe:
                 model = checked_model(random_network(shape), shape)
             for start in range(0, max(self.contexts) + ROOM, CHUNK):
                 model.extend([0], [[id % 1000 for id in range(start, start + CHUNK)]], keep=[[]])
+            if model.can_capture:
+                model.slot_passes.capture(1, model.device, lambda *_: None)
             self.models[shape] = model
         return self.models[shape]
 
@@ -176,18 +178,12 @@ def rounds(probe: Probe) -> Figures:
     for context in probe.contexts:
         for drafted in DRAFTED:
             draft = Draft(torch.zeros(1, drafted, dtype=torch.long, device=model.device), ())
-            verify = captured(decode.verify_and_accept, model)
 
-            def play(
-                drafted: int = drafted, context: int = context, verify: Any = verify, draft: Draft = draft
-            ) -> None:
-                positions, (last, counts) = graph_inputs(model, [(0, context, 5, drafted)], drafted + 1)
-                verify(model, positions, last, counts, draft, how, decode.decide, False).cpu()
+            def play(drafted: int = drafted, context: int = context, draft: Draft = draft) -> None:
+                positions, (last, counts) = model.pass_inputs([(0, context, 5, drafted)], drafted + 1)
+                decode.verify_and_accept(model, positions, last, counts, draft, how, decode.decide, False).cpu()
 
-            since = time.perf_counter()
-            play()
-            first_ms = 1000 * (time.perf_counter() - since)
-            figures: Figures = {"first_ms": first_ms, "wall_ms": probe.wall_ms(play)[0]}
+            figures: Figures = {"wall_ms": probe.wall_ms(play)[0]}
             if context == probe.contexts[0]:
                 figures["kernels"] = probe.kernels(play)
             found[f"context {context}, drafted {drafted}"] = figures
@@ -198,11 +194,10 @@ def drafting(probe: Probe) -> Figures:
     """The draft model: eight tokens in one loop, in milliseconds a token, and the kernels of the loop."""
     model, context = probe.model(probe.draft), probe.contexts[0]
     how = sampling.samplers([Sampling()], model.vocab_size, model.device)
-    loop = captured(draft_loop, model)
 
     def eight() -> None:
-        positions, (before, last) = graph_inputs(model, [(0, context, 4, 5)], 9)
-        loop(model, positions, before, last, 8, how, model.vocab_size)[0].cpu()
+        positions, (before, last) = model.pass_inputs([(0, context, 4, 5)], 9)
+        draft_loop(model, positions, before, last, 8, how, model.vocab_size)[0].cpu()
 
     return {"token_ms": probe.wall_ms(eight)[0] / 8, "kernels": probe.kernels(eight)}
 
@@ -253,11 +248,11 @@ def slot_attention(probe: Probe) -> Figures:
     for context in probe.contexts:
         size = 2, 2, shape.kv_heads, context + 64, shape.head_size
         store = torch.randn(*size, device=probe.device, dtype=torch.bfloat16)
-        rows = [torch.tensor([number], device=probe.device) for number in (1, context - 32)]
         for width in (1, 5, 17, 64):
-            size = 1, width, shape.heads, shape.head_size
-            query = torch.randn(*size, device=probe.device, dtype=torch.bfloat16)
-            ms = probe.device_ms(partial(attend_in_slots, query, store[0], store[1], *rows))
+            query = torch.randn(width, shape.heads, shape.head_size, device=probe.device, dtype=torch.bfloat16)
+            table = torch.tensor([[1], [context - 32], [0], [width]], device=probe.device, dtype=torch.int32)
+            rows = SlotRows(table, table.new_zeros(3, width), width)
+            ms = probe.device_ms(partial(attend_in_slots, query, store[0], store[1], rows))
             num_bytes = 2 * context * shape.kv_heads * shape.head_size * 2
             found[f"context {context}, ids {width}"] = {"us": 1000 * ms, "gb_per_s": num_bytes / ms / 1e6}
     return found

@@ -90,11 +90,11 @@ def blind_model(model: CausalModel) -> CausalModel:
     fused, body = isinstance(twin._body, FusedBody), copy.copy(twin._body)
     if fused:
         body._attend = _see_nothing
-        body._attend_in_slots = body._attend_in_slots and _see_nothing_in_slots
+        body.attend_in_slots = body.attend_in_slots and _see_nothing_in_slots
     else:
         network: Any = _sharing_weights(body.modules)
         network.set_attn_implementation(BLIND)
-        body.modules = network
+        body.modules, body.attend_in_slots = network, None
     twin._body = body
     return twin
 
@@ -140,8 +140,8 @@ def _see_nothing(query: Tensor, *_: object) -> Tensor:
     return query.transpose(1, 2)
 
 
-def _see_nothing_in_slots(query: Tensor, *_: object) -> Tensor:
-    """Replace attention: return the query, [B, T, H, D], as output."""
+def _see_nothing_in_slots(query: Tensor, *_: object, **__: object) -> Tensor:
+    """Replace attention: return the query, [N, H, D], as output."""
     return query
 
 

@@ -208,11 +208,14 @@ def load_pair(
     except StepSpecError:
         close_now(*loaded)
         raise
-    if draft_engine is None:
-        return Pair(target_engine, None, judges=judge_models)
-    one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
+    one_vocabulary = draft_engine is not None and target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
+    for engine in (target_engine, draft_engine):
+        if hasattr(engine, "capture"):
+            engine.capture()
+    if draft_engine is None:
+        return Pair(target_engine, None, judges=judge_models)
     return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=folder)
 
 

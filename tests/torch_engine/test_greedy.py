@@ -60,13 +60,13 @@ async def test_four_concurrent_calls_without_a_drafter_equal_transformers(
     assert all(chunk.passes == NUM_NEW and chunk.drafted == 0 for chunk in chunks)
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
+@pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])
 @pytest.mark.parametrize("quality", ["another random model", "a noisy copy", "the target itself"])
 async def test_concurrent_calls_with_any_draft_model_equal_transformers(
-    network: PreTrainedModel, expected: list[list[int]], quality: str, uses_graphs: bool
+    network: PreTrainedModel, expected: list[list[int]], quality: str, by_slot: bool
 ) -> None:
-    drafter = make_model(draft_of(quality, network), uses_graphs=uses_graphs)
-    async with serving(make_model(network, uses_graphs=uses_graphs), drafter) as engine:
+    drafter = make_model(draft_of(quality, network), by_slot=by_slot)
+    async with serving(make_model(network, by_slot=by_slot), drafter) as engine:
         for num_tokens in (1, 3, 5):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, Drafting("draft-model", num_tokens))
             assert [list(chunk.ids) for chunk in chunks] == expected
@@ -81,28 +81,26 @@ async def test_concurrent_calls_with_any_draft_model_equal_transformers(
                 assert accepted < 0.4 * drafted
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
+@pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])
 @pytest.mark.parametrize("num_tokens", [3, None])
 @pytest.mark.parametrize("name", ["prompt-lookup", "suffix"])
 async def test_concurrent_calls_with_lookup_drafters_equal_transformers(
-    network: PreTrainedModel, expected: list[list[int]], name: DrafterName, num_tokens: int | None, uses_graphs: bool
+    network: PreTrainedModel, expected: list[list[int]], name: DrafterName, num_tokens: int | None, by_slot: bool
 ) -> None:
-    async with serving(make_model(network, uses_graphs=uses_graphs)) as engine:
+    async with serving(make_model(network, by_slot=by_slot)) as engine:
         chunks = await generate_all(engine, PROMPTS, NUM_NEW, Drafting(name, num_tokens))
     assert [list(chunk.ids) for chunk in chunks] == expected
     if num_tokens:
         assert 0 < sum(chunk.accepted for chunk in chunks) < sum(chunk.drafted for chunk in chunks)
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
+@pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])
 @pytest.mark.parametrize("family", [*EXPERTS, *WINDOWS, "bloom", "opt"])
-async def test_models_with_experts_windows_caps_sinks_and_alibi_equal_transformers(
-    family: str, uses_graphs: bool
-) -> None:
+async def test_models_with_experts_windows_caps_sinks_and_alibi_equal_transformers(family: str, by_slot: bool) -> None:
     """Concurrent calls with and without drafting equal transformers, far beyond the windows."""
     network = make_network(make_config(family))
     expected = [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
-    models = (make_model(each, uses_graphs=uses_graphs) for each in (network, noisy_copy(network, NOISE)))
+    models = (make_model(each, by_slot=by_slot) for each in (network, noisy_copy(network, NOISE)))
     async with serving(*models) as engine:
         for drafting in (Drafting(), DRAFTED, Drafting("prompt-lookup", 3)):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, drafting)

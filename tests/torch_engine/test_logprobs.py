@@ -45,13 +45,13 @@ def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: 
     assert chunk.entropies == pytest.approx((-(rows.exp() * rows).sum(-1)).tolist(), abs=ROUNDING)
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True])
+@pytest.mark.parametrize("by_slot", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED, Drafting("prompt-lookup", 3)], ids=lambda d: d.drafter)
 async def test_they_are_those_of_the_model(
-    network: PreTrainedModel, drafting: Drafting, sampling: Sampling, uses_graphs: bool
+    network: PreTrainedModel, drafting: Drafting, sampling: Sampling, by_slot: bool
 ) -> None:
-    model, drafter = (make_model(each, uses_graphs=uses_graphs) for each in (network, noisy_copy(network, 0.2)))
+    model, drafter = (make_model(each, by_slot=by_slot) for each in (network, noisy_copy(network, 0.2)))
     async with serving(model, drafter) as engine:
         call = Generate(TokenBuffer([0]), sampling, Stop(24), drafting, logprobs=True)
         calls = [replace(call, prompt=TokenBuffer(prompt)) for prompt in PROMPTS]

@@ -32,13 +32,11 @@ def expected(network: PreTrainedModel, sampling: Sampling) -> Sequence[int]:
     return output
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True])
+@pytest.mark.parametrize("by_slot", [False, True])
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED, Drafting("prompt-lookup", 3)], ids=lambda d: d.drafter)
-async def test_the_output_of_earlier_calls_counts(
-    network: PreTrainedModel, drafting: Drafting, uses_graphs: bool
-) -> None:
+async def test_the_output_of_earlier_calls_counts(network: PreTrainedModel, drafting: Drafting, by_slot: bool) -> None:
     sampling = Sampling(presence_penalty=0.3, frequency_penalty=0.2)
-    model, drafter = (make_model(each, uses_graphs=uses_graphs) for each in (network, noisy_copy(network, 0.2)))
+    model, drafter = (make_model(each, by_slot=by_slot) for each in (network, noisy_copy(network, 0.2)))
     buffer, after = TokenBuffer(PROMPT), list[int]()
     async with serving(model, drafter) as engine:
         for number, count in enumerate(CALLS):

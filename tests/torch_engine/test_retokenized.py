@@ -45,10 +45,10 @@ def reordered(network: PreTrainedModel) -> PreTrainedModel:
 
 @asynccontextmanager
 async def drafted(
-    target: PreTrainedModel, draft: PreTrainedModel, *, uses_graphs: bool = False
+    target: PreTrainedModel, draft: PreTrainedModel, *, by_slot: bool = False
 ) -> AsyncIterator[TorchEngine]:
     """Yield the target's engine with the draft's model as its drafter."""
-    models = [make_model(target, "target", uses_graphs), make_model(draft, "draft", uses_graphs)]
+    models = [make_model(target, "target", by_slot=by_slot), make_model(draft, "draft", by_slot=by_slot)]
     one, other = TorchEngine(models[0], tokenizer_of(range(VOCAB_SIZE))), TorchEngine(models[1], tokenizer_of(ORDER))
     engine = one.drafted_by(other)
     try:
@@ -58,13 +58,13 @@ async def drafted(
         await other.aclose()
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True])
+@pytest.mark.parametrize("by_slot", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 4, None])
 @pytest.mark.parametrize("same", [True, False], ids=["the target in other ids", "another network"])
-async def test_the_output_is_the_target_s(same: bool, num_tokens: int | None, uses_graphs: bool) -> None:
+async def test_the_output_is_the_target_s(same: bool, num_tokens: int | None, by_slot: bool) -> None:
     network = make_network(llama_config())
     draft = reordered(network) if same else make_network(llama_config(), seed=7)
-    async with drafted(network, draft, uses_graphs=uses_graphs) as engine:
+    async with drafted(network, draft, by_slot=by_slot) as engine:
         calls = [
             Generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), Drafting("draft-model", num_tokens))
             for prompt in PROMPTS

@@ -59,11 +59,12 @@ class Histories(RuleBasedStateMachine):
     """Texts that grow, fork and end on one engine."""
 
     texts = Bundle("texts")
+    by_slot = False
 
     def __init__(self) -> None:
         super().__init__()
         torch.set_num_threads(1)
-        self.model, self.drafter = make_model(NETWORK), make_model(DRAFT)
+        self.model, self.drafter = (make_model(network, by_slot=self.by_slot) for network in (NETWORK, DRAFT))
         self.loop = asyncio.new_event_loop()
         self.engine = TorchEngine(self.model, make_tokenizer(), self.drafter)
 
@@ -156,8 +157,16 @@ class Histories(RuleBasedStateMachine):
         self.drafter.cache.check()
 
 
+class HistoriesBySlot(Histories):
+    """The same with the passes of a GPU."""
+
+    by_slot = True
+
+
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=40, stateful_step_count=12)
+TestHistoriesBySlot = HistoriesBySlot.TestCase
+TestHistoriesBySlot.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 @pytest.mark.soak

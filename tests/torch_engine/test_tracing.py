@@ -14,7 +14,6 @@ from stepspec.engines.protocol import Acceptance, Sampling
 from stepspec.engines.torch_engine.decode import decide, verify_and_accept
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
-from stepspec.engines.torch_engine.graphs import graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import Samplers, Seen, samplers
 
@@ -34,8 +33,8 @@ RULES = {
 
 
 def filled(network: Any) -> CausalModel:
-    """Return a `uses_graphs` model that has read two texts except for their last tokens."""
-    model = make_model(network, uses_graphs=True)
+    """Return a model that reads by slot and has read two texts except for their last tokens."""
+    model = make_model(network, by_slot=True)
     model.extend([0, 1], [random_ids(length - 1, seed=length) for length in LENGTHS], keep=[[], []])
     return model
 
@@ -73,11 +72,11 @@ def test_the_draft_loop_and_verification_are_traced_without_breaks(family: str, 
     target, drafter = filled(network), filled(noisy_copy(network, 0.1))
     how = how_for(name, target.vocab_size)
     table = [(slot, length - 1, 5, 7) for slot, length in enumerate(LENGTHS)]
-    positions, (before, last) = graph_inputs(drafter, table, NUM_TOKENS)
+    positions, (before, last) = drafter.pass_inputs(table, NUM_TOKENS)
     tokens, distributions = assert_traced_without_breaks(
         draft_loop, drafter, positions, before, last, NUM_TOKENS, how, target.vocab_size
     )
-    positions, (_, last) = graph_inputs(target, table, NUM_TOKENS + 1)
+    positions, (_, last) = target.pass_inputs(table, NUM_TOKENS + 1)
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts, detailed = torch.tensor([NUM_TOKENS, 1]), True  # with details, it does all that it does without them
     assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how, decide, detailed)

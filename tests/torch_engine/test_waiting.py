@@ -54,7 +54,7 @@ class FakeEvent:
 )
 async def test_a_round_is_read_once(monkeypatch: pytest.MonkeyPatch, how: Sampling) -> None:
     network = make_network(make_config("llama"))
-    target, drafter = (make_model(each, uses_graphs=True) for each in (network, noisy_copy(network, 0.05)))
+    target, drafter = (make_model(each, by_slot=True) for each in (network, noisy_copy(network, 0.05)))
     async with serving(target, drafter) as engine:
         drafting = Drafting("draft-model", 3)
         prompts = [random_ids(12, seed) for seed in range(2)]
@@ -86,7 +86,7 @@ async def test_a_judged_step_is_read_once_and_leaves_no_event(monkeypatch: pytes
 
     monkeypatch.setattr(decode, "Stopwatch", CudaStopwatch)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    async with serving(make_model(make_network(make_config("llama")), uses_graphs=True)) as engine:
+    async with serving(make_model(make_network(make_config("llama")), by_slot=True)) as engine:
         buffer, steps = TokenBuffer(random_ids(40, 1)), [tuple(random_ids(9, seed)) for seed in range(3)]
         reads = CountedReads(monkeypatch)
         for step in steps:

@@ -2,9 +2,11 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
@@ -44,6 +46,9 @@ from stepspec.engines.protocol import (
     TokenChunk,
     collect,
 )
+from stepspec.engines.torch_engine import graphs
+from stepspec.engines.torch_engine.attention import SlotAttention, SlotRows
+from stepspec.engines.torch_engine.body import has_alibi
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.self_check import checked_model
@@ -169,14 +174,69 @@ def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrai
     return copied
 
 
-def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool = False) -> CausalModel:
+def make_model(network: PreTrainedModel, name: str = "tiny", *, by_slot: bool = False) -> CausalModel:
     """Return a model with `extend`. It copies the network, which stays usable as a reference.
 
-    `uses_graphs`: whether rounds have the fixed shapes that captured graphs need.
+    `by_slot`: whether its passes are those of a GPU.
     """
     model = checked_model(copy.deepcopy(network), name)
-    model.uses_graphs = uses_graphs
+    if by_slot and not has_alibi(network):
+        use_slots(model, attend_slowly)
     return model
+
+
+def use_slots(model: CausalModel, attention: SlotAttention) -> None:
+    """Have a model read its cache by slot, and take its small passes from graphs, as on a GPU."""
+    model.attend_in_slots_by(attention)
+    model.cache.reserve(2, 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "Recorder", FakeRecorder)
+        model.slot_passes.capture(4, model.device, lambda *_: None)
+
+
+class FakeRecorder:
+    """Stands for `graphs.Recorder` on a machine without a GPU: a replay runs the function again."""
+
+    def record(self, run: Callable[..., Tensor], *inputs: Any) -> tuple[Callable[[], object], Tensor]:
+        result = run(*inputs).clone()
+        return lambda: result.copy_(run(*inputs)), result
+
+
+def attend_slowly(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: SlotRows,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return what `slot_attention.attend_in_slots` does, from masks over whole slots."""
+    slots, starts, firsts, lengths = rows.table.long()
+    (branch, shift, trunk), ids, cells = rows.branches, torch.arange(len(query)), torch.arange(keys.shape[2])
+    row = (ids[:, None] >= firsts + lengths).sum(1).clamp(max=len(slots) - 1)
+    exists, start, first = ids < (firsts + lengths)[-1], starts[row][:, None], firsts[row][:, None]
+    newest = start + ids[:, None] - first
+    new = (cells >= start) & (cells <= newest)
+    column = torch.where(new & exists[:, None], first + cells - start, 0)
+    key_branch, key_shift = (torch.where(new, each[column], 0) for each in (branch, shift))
+    in_trunk = (key_branch == 0) & (cells < start + trunk[:, None])
+    sees = (cells <= newest) & (in_trunk | (key_branch == branch[:, None]))
+    if window is not None:
+        sees &= cells - key_shift > newest - shift[:, None] - window
+    grouped = query.unflatten(1, (keys.shape[1], -1))  # [N, H_kv, packed, D]
+    scores = torch.einsum("nhpd,nhcd->nhpc", grouped, keys[slots[row]])
+    scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    scores = scores.masked_fill(~sees[:, None, None], -torch.inf).float()
+    if sinks is not None:
+        sink = sinks.float().view(1, keys.shape[1], -1, 1).expand(len(query), -1, -1, -1)
+        scores = torch.cat([scores, sink], -1)
+    weights = scores.softmax(-1)[..., : len(cells)].to(values.dtype)
+    return torch.einsum("nhpc,nhce->nhpe", weights, values[slots[row]]).flatten(1, 2) * exists[:, None, None]
 
 
 def piece(token: int) -> str:

@@ -5,7 +5,8 @@ The query heads that share a key head are packed into one longer query, so keys 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ ALIGNED = 16
 layer."""
 
 
+class SlotRows(NamedTuple):
+    """The rows of a pass that reads the cache by slot. Their ids follow one another, and padding follows the last."""
+
+    table: Tensor  # of each row: its slot, position and place in the pass of its first id, and length; [4, R]
+    branches: Tensor  # what `model.branch_columns` returns, [3, N]
+    longest: int  # at least the length of the longest row
+
+
 class Masks(NamedTuple):
     """The positions that a pass may see, bool [B, 1, T, S]; None makes all of them visible."""
 
@@ -25,8 +34,34 @@ class Masks(NamedTuple):
     """For the layers with a sliding window."""
     keys: Tensor | None = None
     """The positions of the keys, [B, S]; None where nothing depends on them."""
-    rows: tuple[Tensor, Tensor] | None = None
-    """Slots and first positions of the rows, [B] each, of a pass that reads the cache by slot and needs no mask."""
+    rows: SlotRows | None = None
+    """Set in a pass that reads the cache by slot, which has no masks."""
+
+
+class SlotAttention(Protocol):
+    """The signature of `slot_attention.attend_in_slots`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rows: SlotRows,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+def find_slot_attention(device: torch.device) -> SlotAttention | None:
+    """Return the kernel that reads the cache by slot; None if there is none for a device."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from stepspec.engines.torch_engine.slot_attention import attend_in_slots
+
+    return attend_in_slots
 
 
 class UnsupportedAttentionError(Exception):
@@ -54,15 +89,22 @@ def packed_attention(
         scaling: factor on the attention scores; None is 1 / sqrt(D).
         dropout: unused.
         options: further options of transformers. `softcap` is a bound on the scores (arXiv:2408.00118, section 2), and
-            `s_aux` holds the sinks of the heads (arXiv:2508.10925, section 2), [H]. The mask has a sliding window.
+            `s_aux` holds the sinks of the heads (arXiv:2508.10925, section 2), [H]. The mask has a sliding window. In a
+            pass by slot, `slots` has the rows and the kernel; key and value are the whole cache of the layer.
 
     Raises:
         UnsupportedAttentionError: the mask is not bool.
     """
+    softcap, sinks, slots = options.get("softcap"), options.get("s_aux"), options.get("slots")
+    if slots is not None:
+        rows, attend_in_slots = slots
+        window = options.get("sliding_window")
+        flat = query[0].transpose(0, 1).contiguous()
+        kept = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
+        return attend_in_slots(flat, key, value, rows, **kept)[None], None
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise UnsupportedAttentionError("its layers add a bias to the attention scores")
     bias = packed_bias(attention_mask, query.shape[1] // key.shape[1], query.dtype)
-    softcap, sinks = options.get("softcap"), options.get("s_aux")
     if softcap is None and sinks is None:
         return attend(query, key, value, bias, scaling).contiguous(), None
     return attend_with_scores(query, key, value, bias, scaling, softcap, sinks).contiguous(), None

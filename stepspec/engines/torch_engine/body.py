@@ -11,7 +11,6 @@ in another layout of `stepspec.engines.torch_engine.matrix`, and frees the param
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +20,13 @@ from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.engines.torch_engine.attention import Masks, attend_in_runs, packed_bias
+from stepspec.engines.torch_engine.attention import (
+    Masks,
+    SlotAttention,
+    attend_in_runs,
+    find_slot_attention,
+    packed_bias,
+)
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Layout, Matrix, PlainMatrix, stored_as
 
@@ -43,6 +48,9 @@ differently, which quantization amplifies."""
 
 class ModelBody(Protocol):
     """A model without its head: from ids to hidden states."""
+
+    attend_in_slots: SlotAttention | None
+    """What reads the cache in passes with `Masks.rows`; None if there can be none."""
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         """Read ids into the cache and return their hidden states.
@@ -81,6 +89,7 @@ class AlibiBody:
         self.layers: Sequence[Any] = [*body.h]
         self._norm = body.ln_f
         self._slopes = alibi_slopes(network.config.n_head).to(network.device)
+        self.attend_in_slots: SlotAttention | None = None
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         assert masks.keys is not None
@@ -110,6 +119,7 @@ class ModuleBody:
     def __init__(self, network: PreTrainedModel) -> None:
         self.modules: Any = network.base_model
         text: Any = network.config.get_text_config()
+        self.attend_in_slots = find_slot_attention(network.device)
         self._slides = window_of(text) is not None
         self._by_type = "sliding_attention" in (getattr(text, "layer_types", None) or ())
 
@@ -117,8 +127,9 @@ class ModuleBody:
         mask: Any = masks.window if self._slides else masks.full
         if self._by_type:
             mask = {"full_attention": masks.full, "sliding_attention": masks.window}
+        options = {} if masks.rows is None else {"slots": (masks.rows, self.attend_in_slots)}
         return self.modules(
-            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **options
         ).last_hidden_state
 
 
@@ -306,20 +317,7 @@ class FusedBody:
         self._attend = attend_in_runs
         self._multiple = 1
         self._window = window_of(config)
-        self._attend_in_slots: Callable[..., Tensor] | None = None
-        if network.device.type == "cuda" and find_spec("triton") is not None:
-            from stepspec.engines.torch_engine.slot_attention import attend_in_slots
-
-            self._attend_in_slots = attend_in_slots
-
-    @property
-    def reads_slots(self) -> bool:
-        """Whether a pass may have `Masks.rows` instead of masks."""
-        return self._attend_in_slots is not None
-
-    def read_by_row(self) -> None:
-        """Have no pass with `Masks.rows`."""
-        self._attend_in_slots = None
+        self.attend_in_slots = find_slot_attention(network.device)
 
     @property
     def matrices(self) -> Iterator[Matrix]:
@@ -365,13 +363,11 @@ class FusedBody:
         biases = self._biases(masks)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
-            if masks.rows is not None:
-                assert self._attend_in_slots is not None
-                stores = cache.write(k.transpose(1, 2), v.transpose(1, 2), index)
-                return self._attend_in_slots(
-                    q, *stores, *masks.rows, self._window if self.layers[index].slides else None
-                )
             keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
+            if masks.rows is not None:
+                assert self.attend_in_slots is not None
+                window = self._window if self.layers[index].slides else None
+                return self.attend_in_slots(q[0], keys, values, masks.rows, window=window)[None]
             bias = biases[self.layers[index].slides]
             return self._attend(q.transpose(1, 2), keys, values, bias, cache.runs, self._multiple)
 

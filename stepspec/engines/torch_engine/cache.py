@@ -31,7 +31,7 @@ class SlotCache:
         self._values: list[Tensor] = []
         self.capacity = 0  # positions of every slot
         self._slots: Sequence[int] | Tensor = []
-        self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, [B, 1]
+        self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, broadcast to [B, T]
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
         self._span = self._num_hidden = 0
         self.runs: Sequence[tuple[int, int]] = ()
@@ -41,15 +41,15 @@ class SlotCache:
         self,
         slots: Sequence[int] | Tensor,
         positions: Tensor,
-        span: int,
+        span: int = 0,
         runs: Sequence[tuple[int, int]] = (),
         num_hidden: int = 0,
     ) -> None:
         """Prepare a pass that writes to `positions` of `slots` and reads the first `span` positions.
 
         Args:
-            slots: slot indices; a tensor [B] for a pass that can be captured. For a tensor, call `reserve` first; a
-                list reserves room automatically.
+            slots: slot indices; a tensor [B, T] for a pass that reads by slot: `update` then returns the keys and
+                values of all slots. For a tensor, call `reserve` first; a list reserves room automatically.
             positions: where the pass writes, [B, T]. For a list of one slot, they must be the last that are not hidden.
             span: how many positions of each slot the pass may read.
             runs: what `attention.runs_of_like_length` returns for the rows.
@@ -61,7 +61,7 @@ class SlotCache:
             self.reserve(max(slots) + 1, span)
             self._rows = upload(slots, positions.device)[:, None]
         else:
-            self._rows = slots[:, None]
+            self._rows = slots
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room for `num_slots` slots of `length` positions each. Contents are preserved."""
@@ -75,16 +75,12 @@ class SlotCache:
                 store[layer] = _grown(tensor, num_slots, self.capacity)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values [B, H_kv, T, D]; return all that the pass may read, [B, H_kv, S, D]."""
+        """Store a layer's new keys and values [B, H_kv, T, D]; return all that the pass may read, [B, H_kv, S, D].
+
+        A pass that reads by slot gets all slots', [slots, H_kv, capacity, D].
+        """
         self._make_layer(keys, values, layer_idx)
         return self._write(self._keys[layer_idx], keys), self._write(self._values[layer_idx], values)
-
-    def write(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values [B, H_kv, T, D]; return all slots', [slots, H_kv, capacity, D]."""
-        self._make_layer(keys, values, layer)
-        for store, new in ((self._keys[layer], keys), (self._values[layer], values)):
-            store[self._rows, :, self._positions] = new.transpose(1, 2)
-        return self._keys[layer], self._values[layer]
 
     def update_row(
         self, keys: Tensor, values: Tensor, layer: int, slot: int, start: int, span: int
@@ -118,7 +114,7 @@ class SlotCache:
                 store[self._rows, :, self._positions] = new.transpose(1, 2)
                 return store[first : first + count, :, :span]
         store[self._rows, :, self._positions] = new.transpose(1, 2)
-        return store[self._rows[:, 0], :, :span]
+        return store if isinstance(slots, Tensor) else store[self._rows[:, 0], :, :span]
 
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` to slot `target`."""

@@ -4,15 +4,14 @@ The last emitted token of a row is not in the cache yet. A pass of the target re
 tokens; the logits give the distribution at each drafted position and one beyond. Each row has its own random numbers,
 so its tokens do not depend on the other rows of the pass.
 
-`verify_and_accept` is a function of tensors only. The inputs of a round go to the device in one copy, and the results
-come back in one copy.
+The inputs of a round go to the device in one copy, and the results come back in one copy. In between, nothing waits for
+the device.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.torch_engine import relaxation, sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
-from stepspec.engines.torch_engine.graphs import Captured, bucket, captured, graph_inputs
+from stepspec.engines.torch_engine.graphs import bucket
 from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
 from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
@@ -52,7 +51,7 @@ def verify_and_accept(
         counts: `draft.counts`, [B].
         draft: up to K tokens per row.
         how: sampling settings of the rows.
-        decide: the function `decide`, or the hook of a benchmark. A captured graph belongs to one of them.
+        decide: the function `decide`, or the hook of a benchmark.
         detailed: whether the outcome includes `sampling.details` of the emitted tokens.
 
     Returns:
@@ -174,17 +173,13 @@ class Rounds:
         self,
         target: CausalModel,
         metrics: EngineMetrics,
-        filler: BatchRow | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`filler` is a dummy row. If given, it pads rounds to powers of two, so that they have few sizes."""
         self._target = target
         self._metrics = metrics
         self._clock = clock
         self.watch = Stopwatch(metrics, target.device, clock)
         """Times all passes of the target and of its drafters."""
-        self._verify = captured(verify_and_accept, target)
-        self._filler = filler
         self._rows: list[BatchRow] = []
         self._how: Samplers | None = None
         self._pacers: dict[Drafter, Pacer] = {}
@@ -220,23 +215,19 @@ class Rounds:
 
         `beside` is read in the same pass; see `may_share`.
         """
-        target, alive, rows = self._target, rows, self._padded(rows)
-        how = self._samplers(rows)
-        pacer = self._pacer(alive, drafter)
-        wanted = self._wanted(alive, rows, pacer)
-        started, num_captures = self._clock(), Captured.num_captures
+        target, how, pacer = self._target, self._samplers(rows), self._pacer(rows, drafter)
+        wanted = self._wanted(rows, pacer)
+        started = self._clock()
         catching_up, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
-            with self.watch.time("draft", [row.metrics for row in alive]) as catching_up:
+            with self.watch.time("draft", [row.metrics for row in rows]) as catching_up:
                 drafter.catch_up(rows)
-            with self.watch.time("draft", [row.metrics for row in alive]) as drafting:
+            with self.watch.time("draft", [row.metrics for row in rows]) as drafting:
                 draft = drafter.propose(rows, wanted, how)
         draft = draft or Draft.empty(len(rows), target.device)
-        found = draft.counts[: len(alive)]
-        if pacer is not None and any(found) and all(row.drafting.num_tokens is None for row in alive):
-            draft = draft.narrowed(pacer.worth_verifying(alive, found, bucket(len(rows))))
-        if target.uses_graphs and draft.tokens.shape[1]:
-            draft = draft.padded(bucket(draft.tokens.shape[1]))
+        found = draft.counts
+        if pacer is not None and any(found) and all(row.drafting.num_tokens is None for row in rows):
+            draft = draft.narrowed(pacer.worth_verifying(rows, found, bucket(len(rows))))
         how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), (
@@ -245,15 +236,17 @@ class Rounds:
         table = [
             (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
         ]
-        positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
-        with self.watch.time("verify", [row.metrics for row in alive]):
-            detailed = any(row.details is not None for row in alive)
+        positions, (last, counts) = target.pass_inputs(table, num_tokens + 1)
+        with self.watch.time("verify", [row.metrics for row in rows]):
+            detailed = any(row.details is not None for row in rows)
             if beside is not None:
-                outcome = self._read_beside(rows, draft, positions.starts, counts, how, beside, detailed)
-            elif num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
-                # Both vary by round, and a captured pass must not see them.
-                device_draft = draft._replace(counts=(), passes=0)
-                outcome = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
+                read = torch.cat([last[:, None], draft.tokens], 1)
+                hidden, beside.hidden = target.read_beside(
+                    positions, read, beside.slots, beside.starts, beside.ids, beside.branches
+                )
+                outcome = accept(target, hidden, positions.starts, counts, draft, how, decide, detailed)
+            elif num_tokens:
+                outcome = verify_and_accept(target, positions, last, counts, draft, how, decide, detailed)
             else:
                 outcome = write_next(target, positions, last, how, detailed)
             outcomes = outcome.tolist()
@@ -262,15 +255,15 @@ class Rounds:
             done = Round(
                 num_asked=max(wanted),
                 found=found,
-                drafted=draft.counts[: len(alive)],
-                accepted=[int(num_kept) for num_kept, *_ in outcomes[: len(alive)]],
+                drafted=draft.counts,
+                accepted=[int(num_kept) for num_kept, *_ in outcomes],
                 catch_up_s=catching_up.seconds,
                 draft_s=drafting.seconds,
                 verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
-                shared=beside is not None or Captured.num_captures > num_captures,
+                shared=beside is not None,
             )
-            pacer.note(alive, bucket(len(rows)), done)
-        for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
+            pacer.note(rows, bucket(len(rows)), done)
+        for row, num_drafted, values in zip(rows, draft.counts, outcomes, strict=True):
             before, num_kept = len(row.beyond), int(values[0])
             tokens, numbers = [int(value) for value in values[1 : num_kept + 2]], values[num_tokens + 2 :]
             details = list(zip(numbers[::2], numbers[1::2], strict=True)) if detailed else None
@@ -281,51 +274,24 @@ class Rounds:
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.beyond) - before)
-        for each in (self._metrics, *(row.metrics for row in alive)):
+        for each in (self._metrics, *(row.metrics for row in rows)):
             each.passes["verify"] += 1
             if draft.passes:
                 each.passes["draft"] += draft.passes
         if drafter is not None:
-            drafter.roll_back(alive)
+            drafter.roll_back(rows)
 
-    def _read_beside(
-        self,
-        rows: Sequence[BatchRow],
-        draft: Draft,
-        starts: Tensor,
-        counts: Tensor,
-        how: Samplers,
-        beside: Reading,
-        detailed: bool,
-    ) -> Tensor:
-        """Verify drafted tokens in a pass that reads other rows too. Returns what `verify_and_accept` does."""
-        tokens = draft.tokens.tolist()
-        own = [[row.last, *ids[:count]] for row, ids, count in zip(rows, tokens, draft.counts, strict=True)]
-        lengths = [len(each) for each in (*own, *beside.ids)]
-        slots = [*(row.slot.index for row in rows), *beside.slots]
-        branches = [*([] for _ in rows), *beside.branches]
-        hidden = self._target.read_ragged(slots, [*starts.tolist(), *beside.starts], [*own, *beside.ids], branches)
-        beside.hidden = hidden[:, sum(lengths[: len(rows)]) :]
-        firsts = torch.tensor([0, *accumulate(lengths[: len(rows) - 1])])
-        width = torch.arange(draft.tokens.shape[1] + 1)
-        places = firsts[:, None] + torch.minimum(width, counts[:, None])  # [B, K + 1]
-        return accept(self._target, hidden[0, places], starts, counts, draft, how, decide, detailed)
-
-    def _padded(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
-        """Return the rows, padded with the filler to a power of two if there is a filler."""
-        return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
-
-    def _pacer(self, alive: Sequence[BatchRow], drafter: Drafter | None) -> Pacer | None:
+    def _pacer(self, rows: Sequence[BatchRow], drafter: Drafter | None) -> Pacer | None:
         """Return the drafter's pacer; None without a drafter, or if every row fixes how many tokens to draft."""
-        if drafter is None or all(row.drafting.num_tokens is not None for row in alive):
+        if drafter is None or all(row.drafting.num_tokens is not None for row in rows):
             return None
         if drafter not in self._pacers:
             self._pacers[drafter] = Pacer(by_token=drafter.by_token)
         return self._pacers[drafter]
 
-    def _wanted(self, alive: Sequence[BatchRow], rows: Sequence[BatchRow], pacer: Pacer | None) -> list[int]:
-        """Return how many tokens to draft for each row. `rows` is `alive` followed by fillers."""
-        free = [row for row in alive if row.drafting.num_tokens is None]
+    def _wanted(self, rows: Sequence[BatchRow], pacer: Pacer | None) -> list[int]:
+        """Return how many tokens to draft for each row."""
+        free = [row for row in rows if row.drafting.num_tokens is None]
         chosen = pacer.count(free, bucket(len(rows))) if pacer is not None else 0
         return [row.num_wanted(chosen) for row in rows]
 

@@ -52,7 +52,7 @@ from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.engines.torch_engine.self_check import checked_model
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
-from stepspec.errors import EngineError, StepSpecError, UsageError
+from stepspec.errors import EngineError, StepSpecError, UsageError, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -233,20 +233,37 @@ class TorchEngine:
     def make_room(self, budget: int | None) -> None:
         """Choose the number and the size of slots by the free memory. Call it before the first call."""
         models = [self.model] if self._drafter is None else [self.model, self._drafter]
-        if self._drafter is not None and self._drafter_tokenizer is None:  # rows are padded for both or for none
-            self.model.uses_graphs = self._drafter.uses_graphs = self.model.uses_graphs and self._drafter.uses_graphs
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
         if self._drafter is not None:
             self._drafter.max_context = min(self._drafter.max_context, room.max_context)
-        self._num_slots = room.num_slots - self.model.uses_graphs
+        self._num_slots = room.num_slots
         if free_bytes(self.model.device) is not None:
             for model in models:
                 model.cache = SlotCache()  # an earlier choice may have reserved more
-                model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
+                model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED + 1)  # one for padding
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
         self._drafters = Drafters(Parts(self.model, self._drafter, self._num_slots, tokenizers))
+
+    def capture(self) -> None:
+        """Capture the small passes of the models on a GPU, which takes some seconds. Call it before the first call.
+
+        Passes that cannot be captured are launched one operation at a time.
+        """
+        models = [model for model in (self.model, self._drafter) if model is not None and model.can_capture]
+        for model in models:
+            try:
+                self._between_turns(lambda _, model=model: self._capture(model)).result()
+            except Exception as error:
+                logger.warning("%s runs slower, without CUDA graphs: %s", model.name, reason_of(error))
+
+    def _capture(self, model: CausalModel) -> None:
+        def report(done: int, count: int) -> None:
+            if done in (count // 2, count):
+                logger.info("%s: captured %d of %d passes", model.name, done, count)
+
+        model.slot_passes.capture(self._num_slots, model.device, report)
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""
@@ -354,16 +371,7 @@ class TorchEngine:
 
     async def forget(self) -> None:
         """See `Engine.forget`."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-        def work(scheduler: Scheduler) -> None:
-            try:
-                scheduler.forget()
-            finally:
-                done.set_result(None)
-
-        self._submit(work)
-        await asyncio.shield(asyncio.wrap_future(done))
+        await asyncio.shield(asyncio.wrap_future(self._between_turns(Scheduler.forget)))
 
     async def aclose(self) -> None:
         """Stop the engine's thread. Calls in progress fail."""
@@ -375,6 +383,21 @@ class TorchEngine:
         if self._kinds is None:
             self._kinds = token_kinds(self.tokenizer, self.model.vocab_size, self.model.device)
         return self._kinds
+
+    def _between_turns(self, work: Callable[[Scheduler], None]) -> "concurrent.futures.Future[None]":
+        """Have the engine's thread run a function, and return its outcome."""
+        outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run(scheduler: Scheduler) -> None:
+            try:
+                work(scheduler)
+            except Exception as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        self._submit(run)
+        return outcome
 
     def _submit(self, task: Task) -> None:
         with self._closing:

@@ -1,111 +1,120 @@
-"""CUDA graphs: captured passes, and inputs padded to the few shapes that graphs are captured for.
+"""CUDA graphs of passes that read the cache by slot.
 
 A CUDA device replays a captured pass faster than the host can launch one, but only a pass of exactly the same shape. So
-the rows of a round are padded to a power of two with a dummy row, its drafted tokens likewise, and passes that do not
-read by slot read a whole bucket of positions, with the mask hiding the rest. On a CPU passes run in their own shapes,
-because neither would pay there.
+`SlotPasses` pads small passes to a few numbers of ids and of rows, and captures each of these when a model is loaded.
+Larger passes take the device longer than their launch takes the host, and run as they come. What follows the layers,
+such as sampling, is launched while they run.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stepspec.engines.torch_engine.model import CausalModel, Positions
-from stepspec.engines.torch_engine.transfer import upload
+MAX_IDS = 128
+"""Ids of the largest captured pass."""
 
-MIN_SPAN = 256
-Result = TypeVar("Result")
+ROWS = (1, 4, 16, 64)
+"""Numbers of rows of captured passes."""
+
+_CAPTURING = threading.Lock()
+"""A capture begins with a synchronization, which breaks another one."""
+
+Run = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tuple[Positions, Tensor]:
-    """Copy the positions of the rows and further numbers to the device, in one copy.
+class Recorder:
+    """Captures passes for the current thread. They share memory: the replay of one may overwrite another's result."""
+
+    def __init__(self) -> None:
+        self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def record(self, run: Run, *inputs: Any) -> tuple[Callable[[], object], Tensor]:
+        """Return a function that replays `run` on what the inputs then hold, and its result."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):  # warm up: allocations of the first run must not happen inside the graph
+                run(*inputs)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with _CAPTURING, torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            result = run(*inputs)
+        return graph.replay, result
+
+
+class _Graph(NamedTuple):
+    """A captured pass, and its inputs and output."""
+
+    replay: Callable[[], object]
+    ids: Tensor
+    table: Tensor
+    branches: Tensor
+    hidden: Tensor
+
+
+class SlotPasses:
+    """Runs passes that read the cache by slot, from captured graphs where there are any.
 
     Args:
-        model: the model whose cache holds the rows.
-        rows: for each row, its slot, the position of the first id to read, and F further numbers.
-        beyond: how many ids to read from that position on, in this pass and the following ones.
-
-    Returns:
-        The positions of a pass that reads the first id, and the further numbers, [F, B].
+        run: runs a pass on the ids of all rows, one row after the other, [N]; a table with each row's slot, position of
+            its first id and length, [3, R]; what `model.branch_columns` returns, [3, N]; and at least the length of the
+            longest row. It returns hidden states [N, W].
     """
-    top = max(row[1] for row in rows) + 1
-    table = upload(rows, model.device)
-    if not model.uses_graphs:
-        runs = model.runs_of([row[1] for row in rows])
-        return Positions([row[0] for row in rows], table[:, 1], top, runs), table[:, 2:].T
-    end = top + beyond - 1
-    model.cache.reserve(max(row[0] for row in rows) + 1, end)
-    span = model.cache.capacity if model.reads_slots else min(max(MIN_SPAN, bucket(end)), model.cache.capacity)
-    return Positions(table[:, 0], table[:, 1], span), table[:, 2:].T
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def __call__(self, ids: Tensor, table: Tensor, branches: Tensor | None, longest: int) -> Tensor:
+        """Run a pass. The next one may overwrite what this one returns.
+
+        The arguments are those of `run`; without branches their table is None.
+        """
+        count, num_rows = len(ids), table.shape[1]
+        rows = next((size for size in ROWS if size >= num_rows), 0)
+        found = self._graphs.get((max(bucket(count), rows), rows))
+        if found is None:
+            return self._run(ids, table, ids.new_zeros(3, count) if branches is None else branches, longest)
+        found.ids[:count].copy_(ids)
+        found.table[:, :num_rows].copy_(table)
+        found.table[2, num_rows:].zero_()
+        if branches is None:
+            found.branches.zero_()
+        else:
+            found.branches[:, :count].copy_(branches)
+        found.replay()
+        return found.hidden[:count]
+
+    @property
+    def num_captured(self) -> int:
+        """Number of captured passes."""
+        return len(self._graphs)
+
+    @torch.inference_mode()
+    def capture(self, max_rows: int, device: torch.device, report: Callable[[int, int], None]) -> None:
+        """Capture passes of up to `max_rows` rows, largest first, so that all of them share memory.
+
+        Call it in the thread that runs the passes. `report` is called with the number of captured passes and of all.
+        """
+        most = next((size for size in ROWS if size >= max_rows), ROWS[-1])
+        counts = [1 << power for power in reversed(range(MAX_IDS.bit_length()))]
+        kinds = [(count, rows) for count in counts for rows in reversed(ROWS) if rows <= min(count, most)]
+        recorder = Recorder()
+        for number, (count, num_rows) in enumerate(kinds, 1):
+            sizes = (count,), (3, num_rows), (3, count)
+            ids, table, branches = (torch.zeros(size, dtype=torch.long, device=device) for size in sizes)
+            table[2, 0] = count
+            try:
+                replay, hidden = recorder.record(self._run, ids, table, branches, count)
+            except Exception:
+                self._graphs.clear()  # the memory of a failed capture cannot be used again
+                raise
+            self._graphs[count, num_rows] = _Graph(replay, ids, table, branches, hidden)
+            report(number, len(kinds))
 
 
 def bucket(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
-
-
-def captured(function: Callable[..., Result], model: CausalModel) -> Callable[..., Result]:
-    """Return the function, captured if the model `uses_graphs` and is on a CUDA device.
-
-    The thread's next call of any captured function may then overwrite its results.
-    """
-    return Captured(function) if model.uses_graphs and model.device.type == "cuda" else function
-
-
-class Captured:
-    """A function of tensors that is captured once for each shape of its arguments, then replayed.
-
-    The graphs of a thread share memory, so the thread's next call of any captured function may overwrite the results.
-    """
-
-    num_captures = 0
-    """Number of graphs captured by all threads. A capture takes many times as long as a replay."""
-    _capturing = threading.Lock()
-    _thread = threading.local()
-
-    def __init__(self, function: Callable[..., Result]) -> None:
-        self._function = function
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        leaves, structure = tree_flatten(arguments)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = structure, *((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(leaves, structure)
-        graph, inputs, results = self._graphs[key]
-        for graph_input, tensor in zip(inputs, tensors, strict=True):
-            graph_input.copy_(tensor)
-        graph.replay()
-        return results
-
-    def _capture(self, leaves: list[Any], structure: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
-        fixed = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        stream, pool = self._of_thread()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # warm up: allocations of the first run must not happen inside the graph
-                self._function(*tree_unflatten(fixed, structure))
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # A capture begins with a synchronization, which breaks another one. Allocations of other threads do not.
-        try:
-            with self._capturing, torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                results = self._function(*tree_unflatten(fixed, structure))
-        except Exception:
-            vars(self._thread).clear()  # the pool of a failed capture cannot be used again
-            raise
-        Captured.num_captures += 1
-        return graph, [leaf for leaf in fixed if isinstance(leaf, Tensor)], results
-
-    @classmethod
-    def _of_thread(cls) -> tuple[torch.cuda.Stream, Any]:
-        """Return this thread's stream for captures, and the pool of its graphs."""
-        own = cls._thread
-        if not hasattr(own, "stream"):
-            own.stream, own.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        return own.stream, own.pool

@@ -13,7 +13,7 @@ SHARE = 0.85
 
 MIN_CONTEXT = 2048
 MIN_SLOTS = 2
-"""One for a text, and one for the dummy row that pads batches."""
+"""So that a short call does not wait for the end of a long text."""
 
 GIB = 1 << 30
 

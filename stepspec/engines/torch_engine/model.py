@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stepspec.engines.torch_engine import attention
-from stepspec.engines.torch_engine.attention import Masks, runs_of_like_length
+from stepspec.engines.torch_engine.attention import Masks, SlotAttention, SlotRows, runs_of_like_length
 from stepspec.engines.torch_engine.body import (
     FusedBody,
     FusedHead,
@@ -22,6 +22,7 @@ from stepspec.engines.torch_engine.body import (
     window_of,
 )
 from stepspec.engines.torch_engine.cache import SlotCache
+from stepspec.engines.torch_engine.graphs import SlotPasses
 from stepspec.engines.torch_engine.matrix import Layout, Matrix, Quantization
 from stepspec.engines.torch_engine.transfer import upload
 from stepspec.errors import UsageError
@@ -47,18 +48,14 @@ PREFILL_CHUNK = 512
 class Positions(NamedTuple):
     """The positions of a pass's rows in a cache."""
 
-    slots: Sequence[int] | Tensor  # a tensor [B] in captured passes
+    slots: Sequence[int] | Tensor  # a tensor [B] in passes that read by slot
     starts: Tensor  # position of the first id to read, [B]
-    span: int  # positions that a pass over one id may read; in captured passes, the same for any number of ids
+    span: int = 0  # positions that a pass over one id may read; not used by slot
     runs: Sequence[tuple[int, int]] = ()  # what `attention.runs_of_like_length` returns for the rows
 
     def further(self, count: int) -> "Positions":
         """Return the positions after `count` further ids."""
-        return self._replace(starts=self.starts + count, span=self.span_of(count + 1))
-
-    def span_of(self, width: int) -> int:
-        """Return how many positions a pass over `width` ids may read."""
-        return self.span if isinstance(self.slots, Tensor) else self.span + width - 1
+        return self._replace(starts=self.starts + count, span=self.span + count)
 
 
 class Branch(NamedTuple):
@@ -98,7 +95,7 @@ class CausalModel:
         """The ids that the model scores; None for all. All other logits are -inf."""
         self.partial: PartialHead | None = None
         """The head of a model with a draft vocabulary; None for others."""
-        self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
+        self._is_capturable = self.device.type == "cuda" and _is_capturable(network)
         network.set_attn_implementation(attention.NAME)
         if self.device.type == "cuda":
             # On H100 and H200, PyTorch prefers cuDNN for attention with a mask, which builds a plan of 20 to 50 ms for
@@ -106,6 +103,7 @@ class CausalModel:
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._body = make_body(network)
         self.logits: FusedHead | PartialHead | Head = make_head(network)
+        self.slot_passes = SlotPasses(self._read_in_slots)
 
     def limit_to(self, vocabulary: Sequence[int]) -> None:
         """Score only the ids of a draft vocabulary."""
@@ -172,6 +170,7 @@ class CausalModel:
         """Return a model with the same weights and a separate cache."""
         twin = object.__new__(CausalModel)
         twin.__dict__ = self.__dict__ | {"cache": SlotCache()}
+        twin.slot_passes = SlotPasses(twin._read_in_slots)
         return twin
 
     def make_trial(self) -> Callable[[], object]:
@@ -185,21 +184,21 @@ class CausalModel:
         Args:
             positions: where the rows are in the cache.
             ids: [B, T].
-            branches: what `_branch_columns` returns, [3, B, T]; None without branches.
+            branches: what `branch_columns` returns for each row, [3, B, T]; None without branches, and by slot.
 
         Returns:
             Hidden states [B, T, W].
         """
-        slots, starts, _, runs = positions
+        slots, starts, span, runs = positions
         width = ids.shape[1]
-        num_hidden = self._num_hidden(positions.span_of(width))
-        span = positions.span_of(width) + num_hidden
+        if isinstance(slots, Tensor):
+            table = torch.stack([slots, starts, torch.full_like(starts, width)])
+            return self.slot_passes(ids.flatten(), table, None, width).view(*ids.shape, -1)
+        num_hidden = self._num_hidden(span + width - 1)
+        span += width - 1 + num_hidden
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs, num_hidden)
-        if isinstance(slots, Tensor) and self.reads_slots:
-            position_ids = cells.clamp(max=self.max_context - 1)  # padding may be beyond the context
-            return self._body(ids, position_ids, Masks(rows=(slots, starts)), self.cache)
-        hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor) or self.quantize is not None
+        hides = width > 1 or len(ids) > 1 or self.quantize is not None
         position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
         return self._body(ids, position_ids, masks, self.cache)
 
@@ -212,7 +211,7 @@ class CausalModel:
             starts: positions of the first ids, [B].
             cells: where the pass writes, [B, T].
             span: S.
-            branches: what `_branch_columns` returns, [3, B, T]; None without branches.
+            branches: what `branch_columns` returns for each row, [3, B, T]; None without branches.
             hides: whether some position is not visible with full attention; else there is no mask for that.
         """
         position_ids, mask = cells, None
@@ -259,34 +258,55 @@ class CausalModel:
         """
         starts, lengths = [self.cache_length(slot) for slot in slots], [len(row) for row in ids]
         widths = lengths if self.reads_ragged else [max(lengths)] * len(ids)
-        if len({*widths}) > 1:
-            hidden = self.read_ragged(slots, starts, ids, branches)
+        if self.reads_slots or len({*widths}) > 1:
+            hidden = self._read_ragged(slots, starts, ids, branches)
         else:
             padded = [[*row, *[0] * (widths[0] - len(row))] for row in ids]
             inputs = upload([[start, *row] for start, row in zip(starts, padded, strict=True)], self.device)
-            branch_columns = None
+            columns = None
             if branches is not None and any(branch.length for row in branches for branch in row):
-                branch_columns = _branch_columns(lengths, branches, widths[0], self.device)
+                columns = upload([*map(branch_columns, widths, lengths, branches)], self.device).transpose(0, 1)
             positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
-            hidden = self.read(positions, inputs[:, 1:], branch_columns).flatten(0, 1)[None]
+            hidden = self.read(positions, inputs[:, 1:], columns).flatten(0, 1)[None]
         for slot, start, length in zip(slots, starts, lengths, strict=True):
             self.cache.lengths[slot] = start + length
         return self.kept_logits(hidden, widths, [range(length) for length in lengths] if keep is None else keep)
 
     @property
     def reads_slots(self) -> bool:
-        """Whether captured passes read keys and values by slot; see `stepspec.engines.torch_engine.slot_attention`."""
-        return isinstance(self._body, FusedBody) and self._body.reads_slots
+        """Whether passes read keys and values by slot; see `stepspec.engines.torch_engine.slot_attention`."""
+        return self._body.attend_in_slots is not None
 
-    def read_by_row(self) -> None:
-        """Give up reading by slot, see `reads_slots`."""
-        assert isinstance(self._body, FusedBody)
-        self._body.read_by_row()
+    def attend_in_slots_by(self, attention: SlotAttention | None) -> None:
+        """Choose what reads keys and values by slot; None for passes that read copies of them."""
+        self._body.attend_in_slots = attention
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether CUDA graphs can hold the model's passes; see `SlotPasses`."""
+        return self.reads_slots and self._is_capturable
 
     @property
     def reads_ragged(self) -> bool:
-        """Whether rows of different lengths share a pass without padding. On a GPU, the calls would take longer."""
-        return self.is_fused and self.device.type == "cpu"
+        """Whether rows of different lengths share a pass without padding."""
+        return self.reads_slots or (self.is_fused and self.device.type == "cpu")
+
+    def pass_inputs(self, rows: Sequence[Sequence[int]], beyond: int) -> tuple[Positions, Tensor]:
+        """Copy the positions of rows and further numbers to the device, in one copy.
+
+        Args:
+            rows: for each row, its slot, the position of the first id to read, and F further numbers.
+            beyond: how many ids to read from that position on, in this pass and the following ones.
+
+        Returns:
+            The positions of a pass that reads the first id, and the further numbers, [F, B].
+        """
+        top, table = max(row[1] for row in rows), upload(rows, self.device)
+        if self.reads_slots:
+            self.cache.reserve(max(row[0] for row in rows) + 1, top + beyond + 1)
+            return Positions(table[:, 0], table[:, 1]), table[:, 2:].T
+        positions = Positions([row[0] for row in rows], table[:, 1], top + 1, self.runs_of([row[1] for row in rows]))
+        return positions, table[:, 2:].T
 
     def kept_logits(self, hidden: Tensor, widths: Sequence[int], keep: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return the logits of some columns of each row, [C, V].
@@ -302,7 +322,75 @@ class CausalModel:
             hidden = hidden[:, upload(flat, self.device, torch.long)]
         return self.logits(hidden).flatten(0, 1).split([len(row) for row in keep])
 
-    def read_ragged(
+    def read_beside(
+        self,
+        positions: Positions,
+        ids: Tensor,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        others: Sequence[Sequence[int]],
+        branches: Sequence[Sequence[Branch]],
+    ) -> tuple[Tensor, Tensor]:
+        """Read ids and other rows in one pass, without changing `cache.lengths`. Requires `reads_ragged`.
+
+        Args:
+            positions: where the ids are in the cache.
+            ids: [B, T].
+            slots: the slots of the other rows, which are ragged.
+            starts: positions of their first ids.
+            others: the other rows.
+            branches: their branches; see `extend`.
+
+        Returns:
+            Hidden states of the ids, [B, T, W], and of the others, one row after the other, [1, N, W].
+        """
+        if isinstance(positions.slots, Tensor):
+            own = torch.stack([positions.slots, positions.starts, torch.full_like(positions.starts, ids.shape[1])])
+            flat, table, columns = self._slot_inputs(slots, starts, others, branches)
+            columns = None if columns is None else torch.nn.functional.pad(columns, (ids.numel(), 0))
+            longest = max(ids.shape[1], *map(len, others))
+            every = torch.cat([ids.flatten(), flat]), torch.cat([own, table], 1), columns, longest
+            hidden = self.slot_passes(*every)[None]
+        else:
+            every = [*positions.slots, *slots], [*positions.starts.tolist(), *starts], [*ids.tolist(), *others]
+            hidden = self._read_ragged(*every, [*[()] * len(ids), *branches])
+        return hidden[:, : ids.numel()].view(*ids.shape, -1), hidden[:, ids.numel() :]
+
+    def _slot_inputs(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        ids: Sequence[Sequence[int]],
+        branches: Sequence[Sequence[Branch]] | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Copy rows to the device in one copy: ids [N], table [3, R], and branches [3, N], as for `SlotPasses`."""
+        lengths = [len(row) for row in ids]
+        count = sum(lengths)
+        self.cache.reserve(max(slots) + 1, max(map(sum, zip(starts, lengths, strict=True))) + 1)
+        columns = list[list[int]]()
+        if branches is not None and any(branch.length for row in branches for branch in row):
+            tables = map(branch_columns, lengths, lengths, branches)
+            columns = [[number for part in parts for number in part] for parts in zip(*tables, strict=True)]
+        parts = [[id for row in ids for id in row], slots, starts, lengths, *columns]
+        flat, table, *rest = upload([number for part in parts for number in part], self.device).split(
+            [count, 3 * len(slots), *[3 * count] * bool(columns)]
+        )
+        return flat, table.view(3, -1), rest[0].view(3, -1) if rest else None
+
+    def _read_in_slots(self, ids: Tensor, table: Tensor, branches: Tensor, longest: int) -> Tensor:
+        """Run a pass of `SlotPasses`. What padding writes goes behind all texts."""
+        slots, starts, lengths = table
+        ends, places = lengths.cumsum(0), torch.arange(len(ids), device=self.device)
+        row = torch.searchsorted(ends, places, right=True)
+        exists, row = row < len(slots), row.clamp(max=len(slots) - 1)
+        firsts = ends - lengths
+        cells = torch.where(exists, starts[row] + places - firsts[row], self.cache.capacity - 1)
+        position_ids = (cells - branches[1]).clamp(max=self.max_context - 1)  # padding is beyond the context
+        self.cache.begin(torch.where(exists, slots[row], 0)[None], cells[None])
+        rows = SlotRows(torch.stack([slots, starts, firsts, lengths]).int(), branches.int(), longest)
+        return self._body(ids[None], position_ids[None], Masks(rows=rows), self.cache)[0]
+
+    def _read_ragged(
         self,
         slots: Sequence[int],
         starts: Sequence[int],
@@ -320,16 +408,19 @@ class CausalModel:
         Returns:
             Hidden states of all rows, one row after the other, [1, N, W].
         """
+        if self.reads_slots:
+            flat, table, columns = self._slot_inputs(slots, starts, ids, branches)
+            return self.slot_passes(flat, table, columns, max(map(len, ids)))[None]
         assert isinstance(self._body, FusedBody)
         ends = [start + len(row) for start, row in zip(starts, ids, strict=True)]
         spans = [end + self._num_hidden(end) for end in ends]
         self.cache.reserve(max(slots) + 1, max(spans))
         rows, places = list[RaggedRow](), list[Tensor]()
         for index, (slot, start, row, span) in enumerate(zip(slots, starts, ids, spans, strict=True)):
-            own = [] if branches is None else branches[index]
-            shape = (
-                _branch_columns([len(row)], [own], len(row), self.device) if any(each.length for each in own) else None
-            )
+            own = () if branches is None else branches[index]
+            shape = None
+            if any(each.length for each in own):
+                shape = torch.tensor(branch_columns(len(row), len(row), own))[:, None]
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
             hides = len(row) > 1 or self.quantize is not None
             position_ids, masks = self._places(begin, cells, span, shape, hides=hides)
@@ -372,28 +463,23 @@ def _max_context(config: Any) -> int:
     return longest
 
 
-def _branch_columns(
-    lengths: Sequence[int], branches: Sequence[Sequence[Branch]], width: int, device: torch.device
-) -> Tensor:
-    """Return for each column its branch's number, how far to shift its position, and the visible columns; [3, B, T].
+def branch_columns(width: int, length: int, branches: Sequence[Branch]) -> tuple[list[int], list[int], list[int]]:
+    """Return for each column of a row its branch's number, how far to shift its position, and the columns that it sees.
 
     Branches are numbered from 1; 0 is no branch. A position is shifted back by the columns between the branch and the
     place where it leaves the trunk. A branch sees the trunk's columns up to there.
 
     Args:
-        lengths: length of each row.
-        branches: for each row, the branches at its end.
-        width: T, the padded length of all rows.
-        device: of the result.
+        width: of the row with its padding.
+        length: of the row.
+        branches: at the end of the row.
     """
-    numbers, shifts = ([[0] * width for _ in lengths] for _ in range(2))
-    ends = [[width] * width for _ in lengths]
-    for row, (length, row_branches) in enumerate(zip(lengths, branches, strict=True)):
-        trunk = column = length - sum(branch.length for branch in row_branches)
-        for number, branch in enumerate(row_branches, 1):
-            columns, end = slice(column, column + branch.length), trunk - branch.hidden
-            numbers[row][columns] = [number] * branch.length
-            shifts[row][columns] = [column - end] * branch.length
-            ends[row][columns] = [end] * branch.length
-            column += branch.length
-    return upload([numbers, shifts, ends], device)
+    numbers, shifts, ends = [0] * width, [0] * width, [width] * width
+    trunk = column = length - sum(branch.length for branch in branches)
+    for number, branch in enumerate(branches, 1):
+        columns, end = slice(column, column + branch.length), trunk - branch.hidden
+        numbers[columns] = [number] * branch.length
+        shifts[columns] = [column - end] * branch.length
+        ends[columns] = [end] * branch.length
+        column += branch.length
+    return numbers, shifts, ends

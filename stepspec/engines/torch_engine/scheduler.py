@@ -12,13 +12,11 @@ from typing import TypeVar
 import torch
 
 from stepspec.engines.metrics import EngineMetrics
-from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer
-from stepspec.engines.stops import StopMatcher
+from stepspec.engines.protocol import DrafterName
 from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error, read_verification
 from stepspec.engines.torch_engine.decode import Reading, Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
-from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 from stepspec.errors import EngineError, UsageError
 
@@ -36,21 +34,12 @@ class Scheduler:
         self._model = model
         self._metrics = metrics
         self._drafters = drafters
-        self._slots = SlotTable(model, max_slots + model.uses_graphs)
-        self._rounds = Rounds(model, metrics, self._filler() if model.uses_graphs else None)
+        self._slots = SlotTable(model, max_slots)
+        self._rounds = Rounds(model, metrics)
         self._waiting: list[EngineCall] = []
         self._reading: list[EngineCall] = []
         self._running: list[GenerateCall] = []
         self._flushed_at = 0.0
-
-    def _filler(self) -> BatchRow:
-        """Return a dummy row with its own slot, to pad batches."""
-        buffer = TokenBuffer([0])
-        row = BatchRow(buffer, 1, Sampling(), Drafting(), StopMatcher(Stop(1), str, frozenset()))
-        slot = self._slots.acquire(buffer, 1)
-        assert slot is not None
-        row.slot = slot
-        return row
 
     @property
     def idle(self) -> bool:

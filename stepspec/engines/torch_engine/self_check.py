@@ -14,7 +14,7 @@ from stepspec.engines.torch_engine.attention import UnsupportedAttentionError
 from stepspec.engines.torch_engine.body import FUSED, has_alibi, window_of
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Layout, Quantization, can_quantize, packing_pays
-from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
+from stepspec.engines.torch_engine.model import Branch, CausalModel
 from stepspec.engines.torch_engine.network import refuse_unsupported
 from stepspec.errors import ModelError, reason_of
 
@@ -63,6 +63,8 @@ def checked_model(
     model, deviation, failure = None, torch.inf, None
     try:
         model = CausalModel(network, name)
+        if model.reads_slots:
+            _try_slots(model, trials, ends, bound)
         deviation = _least_deviation(model, trials, ends, bound)
     except Exception as error:
         failure = error
@@ -73,8 +75,6 @@ def checked_model(
         raise ModelError(
             f"The torch engine does not reproduce {name}: {reason}. Serve it with vLLM or another server instead."
         ) from failure
-    if model.reads_slots:
-        _try_slots(model, trials[0], ends[0])
     if vocabulary is not None:
         model.limit_to(vocabulary)
     if quantize is not None and not (model.is_fused and can_quantize(model.device)):
@@ -108,28 +108,21 @@ def _least_deviation(
     return deviation
 
 
-@torch.inference_mode()
-def _try_slots(model: CausalModel, ids: list[int], reference: Tensor) -> None:
-    """Read a text by slot, and go without that if the kernel does not run here or its logits deviate.
+def _try_slots(model: CausalModel, trials: Sequence[list[int]], references: Sequence[Tensor], bound: float) -> None:
+    """Go without reading by slot if the kernel does not run here or its logits deviate.
 
-    The arguments are `_deviation`'s.
+    The arguments are `_least_deviation`'s.
     """
-    start = len(ids) - 3
     try:
-        model.rollback(0, 0)
-        model.extend([0], [ids[:start]], keep=[[]])
-        model.cache.reserve(1, len(ids))
-        slots, starts = (torch.tensor([place], device=model.device) for place in (0, start))
-        rest = torch.tensor([ids[start:]], device=model.device)
-        found = model.logits(model.read(Positions(slots, starts, len(ids)), rest))[0, -1].float()
-        deviation = float((found - reference).norm() / (reference - reference.mean()).norm())
+        deviation = _least_deviation(model, trials, references, bound)
     except Exception as error:  # Triton compiles the kernel at its first call, and can fail with any exception
         problem = f"{type(error).__name__}: {reason_of(error)}"
     else:
-        if deviation <= TOLERANCE[model.network.dtype]:
+        if deviation <= bound:
             return
         problem = f"its logits are off by {deviation:.2g} of their spread"
-    model.read_by_row()
+    model.attend_in_slots_by(None)
+    model.cache = SlotCache()
     logger.warning("%s reads copies of its cache, which is slower on a GPU: %s", model.name, problem)
 
 

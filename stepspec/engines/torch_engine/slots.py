@@ -101,7 +101,7 @@ class SlotTable:
         A pass then reads them as one slice. With scattered slots, every pass would gather the keys and values, which
         costs more than reading them. Moving a slot costs as much as one such pass, but only once.
         """
-        if self.model.uses_graphs:  # captured passes always gather
+        if self.model.reads_slots:
             return
         first = Counter(slot.index - offset for offset, slot in enumerate(slots)).most_common(1)[0][0]
         first = min(max(first, 0), len(self._slots) - len(slots))

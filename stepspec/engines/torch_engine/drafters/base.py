@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from stepspec.engines.protocol import Tokenizer
 from stepspec.engines.torch_engine.model import CausalModel
@@ -33,12 +32,6 @@ class Draft(NamedTuple):
         counts = [min(count, num_tokens) for count in self.counts]
         distributions = self.distributions[:, :num_tokens] if self.distributions is not None and num_tokens else None
         return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, distributions=distributions)
-
-    def padded(self, width: int) -> "Draft":
-        """Return the draft with columns for `width` tokens, of which each row still has the same number."""
-        more = width - self.tokens.shape[1]
-        distributions = self.distributions if self.distributions is None else pad(self.distributions, (0, 0, 0, more))
-        return self._replace(tokens=pad(self.tokens, (0, more)), distributions=distributions)
 
 
 class Parts(NamedTuple):

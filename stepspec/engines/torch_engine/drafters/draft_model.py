@@ -9,7 +9,6 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.body import PartialHead
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts
 from stepspec.engines.torch_engine.drafters.retokenized import Retokenized
-from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
@@ -26,7 +25,6 @@ class DraftModel(Drafter):
         self._vocab_size = vocab_size
         self._table = SlotTable(model, max_slots)
         self._slots: dict[BatchRow, Slot] = {}
-        self._loop = captured(draft_loop, model)
 
     @classmethod
     def missing(cls, parts: Parts) -> str | None:
@@ -40,7 +38,7 @@ class DraftModel(Drafter):
         assert draft is not None
         if parts.tokenizers is not None:
             return Retokenized.made(parts)
-        return cls(draft, target.vocab_size, parts.max_slots + target.uses_graphs)
+        return cls(draft, target.vocab_size, parts.max_slots)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves the last two ids, which `draft_loop` reads."""
@@ -60,32 +58,11 @@ class DraftModel(Drafter):
         model, num_tokens = self._model, max(counts)
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
-        positions, (before, last) = graph_inputs(model, table, num_tokens)
-        tokens, distributions = self._drafted(positions, before, last, num_tokens, how)
+        positions, (before, last) = model.pass_inputs(table, num_tokens)
+        tokens, distributions = draft_loop(model, positions, before, last, num_tokens, how, self._vocab_size)
         for slot, row in zip(slots, rows, strict=True):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
         return Draft(tokens, counts, distributions, num_tokens)
-
-    def _drafted(
-        self, positions: Positions, before: Tensor, last: Tensor, num_tokens: int, how: Samplers
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what `draft_loop` does, from the captured loop.
-
-        It captures the loop for powers of two and joins those, unless penalties depend on the tokens drafted before.
-        """
-        model, vocab_size = self._model, self._vocab_size
-        if not model.uses_graphs or how.seen is not None:  # then no other captured call follows before the verification
-            return self._loop(model, positions, before, last, num_tokens, how, vocab_size)
-        tokens, distributions = [last[:, None]], list[Tensor]()
-        done = 0
-        while done < num_tokens:
-            count = 1 << ((num_tokens - done).bit_length() - 1)
-            first = before if done == 0 else None
-            further, q = self._loop(model, positions.further(done), first, tokens[-1][:, -1], count, how, vocab_size)
-            tokens.append(further.clone())  # the next call may overwrite them
-            distributions.extend([] if q is None else [q.clone()])
-            done += count
-        return torch.cat(tokens[1:], 1), torch.cat(distributions, 1) if distributions else None
 
     def _slot(self, row: BatchRow) -> Slot:
         if row not in self._slots:
@@ -123,7 +100,7 @@ def _last_two(row: BatchRow) -> list[int]:
 def draft_loop(
     model: CausalModel,
     positions: Positions,
-    before: Tensor | None,
+    before: Tensor,
     last: Tensor,
     num_tokens: int,
     how: Samplers,
@@ -137,8 +114,7 @@ def draft_loop(
     Args:
         model: the draft model.
         positions: positions of each row's last token.
-        before: the token before the last one, [B]; None if the model has read it, as in all but the first of several
-            calls that draft one after the other.
+        before: the token before the last one, [B].
         last: each row's last token, [B].
         num_tokens: K.
         how: sampling settings of the rows.
@@ -150,10 +126,10 @@ def draft_loop(
     tokens = last.new_empty(len(last), 0)
     distributions: list[Tensor] = []
     for index in range(num_tokens):
-        if index == 0 and before is not None:
+        if index == 0:
             hidden = _read_two(model, positions, before, last)
         else:
-            hidden = model.read(positions.further(index), tokens[:, -1:] if index else last[:, None])
+            hidden = model.read(positions.further(index), tokens[:, -1:])
         place = positions.starts[:, None] + 1 + index
         if model.partial is not None and not how.edits and vocab_size >= model.vocab_size:
             token, distribution = _sampled_within(model.partial, hidden, place, how, vocab_size)
@@ -184,8 +160,8 @@ def _read_two(model: CausalModel, positions: Positions, before: Tensor, last: Te
     follows = (positions.starts > 0)[:, None]
     # A first token is read twice; the second copy is stale data.
     ids = torch.where(follows, torch.stack([before, last], 1), last[:, None])
-    earlier = positions if isinstance(positions.slots, Tensor) else positions._replace(span=max(1, positions.span - 1))
-    hidden = model.read(earlier._replace(starts=(positions.starts - 1).clamp(min=0)), ids)
+    earlier = positions._replace(starts=(positions.starts - 1).clamp(min=0), span=max(1, positions.span - 1))
+    hidden = model.read(earlier, ids)
     return torch.where(follows[..., None], hidden[:, 1:], hidden[:, :1])
 
 

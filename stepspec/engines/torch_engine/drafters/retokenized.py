@@ -62,7 +62,7 @@ class Retokenized(Drafter):
         """See `Drafter.made`."""
         assert parts.draft is not None
         assert parts.tokenizers is not None
-        return cls(parts.draft, *parts.tokenizers, parts.max_slots + parts.target.uses_graphs)
+        return cls(parts.draft, *parts.tokenizers, parts.max_slots)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves each row's last id, which `propose` reads."""

@@ -1,14 +1,27 @@
-"""On a GPU, the engine waits for the device once a round and once a judged step; counted here on a CPU."""
+"""What the passes of a GPU ask of the host, counted on a CPU: reads of the device, launches, captures, events."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import generate, make_config, make_model, make_network, noisy_copy, random_ids, serving
+from tiny_models import (
+    generate,
+    generate_all,
+    make_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from stepspec.engines.protocol import Drafting, Probe, Sampling, TokenBuffer, Verify
 from stepspec.engines.torch_engine import decode, sampling
+from stepspec.engines.torch_engine.attention import SlotRows
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.anyio
@@ -95,3 +108,59 @@ async def test_a_judged_step_is_read_once_and_leaves_no_event(monkeypatch: pytes
         (watch,) = watches
         assert not watch._pending  # pyright: ignore[reportPrivateUsage]
         assert engine.metrics().seconds["read"] == pytest.approx(engine.metrics().passes["read"] / 1000)
+
+
+class CountedLaunches(TorchDispatchMode):
+    """Counts the operations that compute something. A view of a tensor launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        inputs = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        outputs = {each.untyped_storage().data_ptr() for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
+        self.count += function._schema.is_mutable or not outputs <= inputs
+        return result
+
+
+@pytest.mark.parametrize(("family", "expected"), [("llama", 15), ("qwen3", 17)])
+@torch.inference_mode()
+def test_a_layer_has_few_launches(family: str, expected: int) -> None:
+    def attention(
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, _: SlotRows, **__: Any
+    ) -> torch.Tensor:
+        return (query + keys.sum()) + values.sum()  # as many launches as a kernel's two, and two sums
+
+    counts = list[int]()
+    for num_layers in (2, 3):
+        network = make_network(make_config(family, num_hidden_layers=num_layers)).to(torch.bfloat16)
+        model = CausalModel(network, "tiny")
+        model.attend_in_slots_by(attention)
+        model.extend([0], [[1, 2]])
+        with CountedLaunches() as launches:
+            positions, _ = model.pass_inputs([(0, 2)], 3)
+            model.read(positions, torch.tensor([[3, 4, 5]]))
+        counts.append(launches.count)
+    assert counts[1] - counts[0] - 2 == expected
+
+
+async def test_after_loading_small_passes_are_replays_and_none_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make_network(make_config("llama"))
+    models = [make_model(each, by_slot=True) for each in (network, noisy_copy(network, 0.05))]
+    captured = [model.slot_passes.num_captured for model in models]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a pass is launched, or attention is PyTorch's")
+
+    for model in models:
+        monkeypatch.setattr(model.slot_passes, "_run", refuse)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    async with serving(*models) as engine:
+        for drafting in (Drafting(), Drafting("draft-model", 5)):
+            prompts = [random_ids(12, seed) for seed in range(3)]
+            chunks = await generate_all(engine, prompts, 12, drafting)
+            assert all(len(chunk.ids) == 12 for chunk in chunks)
+        await engine.verify(Verify(TokenBuffer(random_ids(40, 1)), random_ids(24, 2), [Probe((3, 4), (0, 1))]))
+    assert [model.slot_passes.num_captured for model in models] == captured == [14, 14]

@@ -11,6 +11,7 @@ from stepspec.engines.torch_engine.matrix import (
     DTYPES,
     FEW_PRODUCTS,
     MOST_INT4_ROWS,
+    Fp8Matrix,
     Int4Matrix,
     Int8Matrix,
     PackedMatrix,
@@ -49,6 +50,28 @@ def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bia
         for each, own_sum in zip(layouts, sums, strict=True):
             each.add_product(own_sum, x)
         assert torch.allclose(*sums, rtol=rtol, atol=atol)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_fp8_products_are_those_of_rows_and_weights_in_three_bits(has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x, total = (
+        torch.randn(*shape, generator=generator).bfloat16() for shape in ((48, 96), (48,), (7, 96), (7, 48))
+    )
+    x[3] *= 1000  # neither a row nor a column takes the others' precision
+    weight[5] /= 1000
+    x[6] = 0
+    made = Fp8Matrix(PlainMatrix(weight.T, bias if has_bias else None))
+    found, expected = made.product(x), PlainMatrix(weight.T, bias if has_bias else None).product(x)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        error, size = (found - expected)[part].float().norm(), expected[part].float().norm()
+        assert error < 0.05 * size
+    assert (found - expected)[:3, 5].abs().max() < 0.2 * expected[:3, 5].abs().max()
+    summed = total.clone()
+    made.add_product(summed, x)
+    assert torch.allclose(summed, total + found, rtol=2**-7, atol=2**-2)
+    assert isinstance(stored_as("fp8", PlainMatrix(weight[:, :90].T)), PlainMatrix), "its side is no multiple of 16"
 
 
 def test_small_products_use_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import (
     DRAFTED,
+    attend_slowly,
     generate,
     generate_all,
     llama_config,
@@ -19,6 +20,7 @@ from tiny_models import (
     noisy_copy,
     random_ids,
     serving,
+    use_slots,
 )
 from transformers import PreTrainedModel
 
@@ -208,7 +210,7 @@ def test_wrong_options_are_refused(query: str, problem: str) -> None:
 
 
 def test_other_families_are_refused() -> None:
-    with pytest.raises(ModelError, match="tiny int8 cannot be quantized: that needs a model of the family llama, "):
+    with pytest.raises(ModelError, match="tiny int8 cannot be quantized to int8: that needs a model of the family "):
         quantized(make_network(make_config("gpt-neox")), "int8")
 
 
@@ -219,7 +221,27 @@ def test_wrong_products_are_found_at_load(quantize: Quantization, monkeypatch: p
     monkeypatch.setattr(matrix.Int8Matrix, "product", lambda self, x: right(self, x).clamp(-1, 1))
     with pytest.raises(ModelError, match=f"weights stored as {quantize} are wrong on this machine"):
         quantized(make_network(llama_config(**SIZES)), quantize)
-    assert self_check.QUANTIZED_TOLERANCE.keys() == {"int8", "int4"}
+    assert self_check.QUANTIZED_TOLERANCE.keys() == {"int8", "int4", "fp8"}
+
+
+def test_fp8_is_refused_without_a_gpu(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot be quantized to fp8: .* on a GPU with fp8 products, such as H100"):
+        TorchEngine.load(f"{folder}?quantize=fp8", "cpu")
+
+
+async def test_an_fp8_model_reads_by_slot_and_judges_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch multiplies in fp8 on a CPU too, slowly."""
+    monkeypatch.setattr(self_check, "can_quantize", lambda *_: True)
+    own = make_network(llama_config(**SIZES)).bfloat16()
+    made, drafter = quantized(own, "fp8"), quantized(noisy_copy(own, 0.1), "fp8")
+    assert made.weight_bytes < 0.6 * sum(parameter.nbytes for parameter in own.parameters())
+    for model in (made, drafter):
+        use_slots(model, attend_slowly)
+    async with serving(made, drafter) as running:
+        chunk = await generate(running, PROMPTS[1], NUM_NEW, drafting=Drafting("draft-model", 4))
+        judged = await running.verify(Verify(TokenBuffer(PROMPTS[1]), chunk.ids))
+    assert chunk.accepted > 0
+    assert sum(map(int.__eq__, judged.choices, chunk.ids)) > 0.9 * NUM_NEW, "but for near ties in bfloat16"
 
 
 @pytest.mark.parametrize("size", [64, 128])

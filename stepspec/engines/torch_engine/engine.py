@@ -70,7 +70,8 @@ class TorchOptions(FileModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Data type of the weights."""
     quantize: Quantization | None = None
-    """How to quantize the weights for a CPU, see `stepspec.engines.torch_engine.matrix`. "int4" is for drafts."""
+    """How to quantize the weights, see `stepspec.engines.torch_engine.matrix`: "int8" on a CPU, "int4" for its drafts,
+    "fp8" on a GPU."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of a model on a CPU."""
     max_model_len: int | None = Field(default=None, ge=64)
@@ -189,7 +190,7 @@ class TorchEngine:
         quantize, chosen = options.quantize, dtype if options.dtype is None else getattr(torch, options.dtype)
         if quantize is not None:
             chosen = torch.bfloat16  # what is not quantized, such as embeddings
-            if not can_quantize(torch.device(device)):
+            if quantize != "fp8" and not can_quantize(torch.device(device)):
                 logger.warning("%s runs in bfloat16: quantize=%s needs a CPU with VNNI instructions", name, quantize)
                 quantize = None
         title = title or (Path(name).resolve().name if Path(name).exists() else name)

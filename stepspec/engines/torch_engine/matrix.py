@@ -6,7 +6,7 @@ layout. In bfloat16 PyTorch calls oneDNN, which changes the layout of the weight
 Qwen2.5 1.5B over one row takes 298 ms, and 218 ms with weights in that layout. If a trial shows a clear gain, models
 store their weights in it.
 
-Weights may also be quantized, see `Int8Matrix` and `Int4Matrix`. Only the plain layout runs on accelerators.
+Weights may also be quantized: on a CPU as `Int8Matrix` and `Int4Matrix`, on a GPU as `Fp8Matrix`.
 """
 
 import time
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine.threads import one_thread
 
-Quantization = Literal["int8", "int4"]
-Layout = Literal["packed", "int8", "int4"]
+Quantization = Literal["int8", "int4", "fp8"]
+Layout = Literal["packed", "int8", "int4", "fp8"]
 """How a model stores its weights, if not plain; "packed" is oneDNN's own layout."""
 
 DTYPES = torch.float32, torch.bfloat16
@@ -56,6 +56,12 @@ SMALLEST = torch.tensor(1e-30)
 
 ZERO_POINT = 128
 """What stands for 0 in uint8."""
+
+FP8, LARGEST_FP8 = torch.float8_e4m3fn, 448.0
+"""The data type of `Fp8Matrix`, and its largest number."""
+
+SIDE_FP8 = 16
+"""Both sides of an fp8 product are multiples of this number."""
 
 
 class Matrix(Protocol):
@@ -218,12 +224,53 @@ class Int4Matrix:
         total += self.product(x)
 
 
+class Fp8Matrix:
+    """A weight in 8-bit floating point, multiplied with rows in the same type. Every column and every row has a scale.
+
+    Rows and products are in the data type of the weight that it was made from.
+    """
+
+    holds_plain = False
+
+    def __init__(self, plain: PlainMatrix) -> None:
+        columns, device = plain.weight.T, plain.weight.device  # [out, in]
+        self._least = SMALLEST.to(device)
+        self._codes = torch.empty(columns.shape, dtype=FP8, device=device)
+        self._scales = torch.empty(len(columns), 1, device=device)
+        count = max(1, QUANTIZED_AT_ONCE // columns.shape[1])
+        parts = (each.split(count) for each in (columns, self._codes, self._scales))
+        for part, codes, scales in zip(*parts, strict=True):
+            found, own = self._quantized(part)
+            codes.copy_(found)
+            scales.copy_(own)
+        self._bias = plain.bias
+        self.num_bytes = self.stored_bytes = self._codes.nbytes
+
+    def _quantized(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows [N, in] in fp8, and their scales [N, 1]."""
+        largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True, dtype=torch.float32)
+        scales = torch.add(self._least, largest, alpha=1 / LARGEST_FP8)
+        return (rows / scales).to(FP8), scales
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `Matrix.product`."""
+        codes, scales = self._quantized(x)
+        scaled_mm: Any = vars(torch)["_scaled_mm"]
+        return scaled_mm(codes, self._codes.T, scales, self._scales.T, self._bias, out_dtype=x.dtype)
+
+    def add_product(self, total: Tensor, x: Tensor) -> None:
+        """See `Matrix.add_product`."""
+        total += self.product(x)
+
+
 def stored_as(layout: Layout, matrix: Matrix) -> Matrix:
-    """Return a plain matrix in another layout; in int8 if its sides are no multiples of what int4 needs."""
+    """Return a plain matrix in another layout; in int8 or plain if its sides are no multiples of what that needs."""
     assert isinstance(matrix, PlainMatrix)
     if layout == "packed":
         return PackedMatrix(matrix)
     inputs, columns = matrix.weight.shape
+    if layout == "fp8":
+        return matrix if inputs % SIDE_FP8 or columns % SIDE_FP8 else Fp8Matrix(matrix)
     return Int8Matrix(matrix) if layout == "int8" or inputs % GROUP or columns % COLUMNS else Int4Matrix(matrix)
 
 
@@ -233,12 +280,25 @@ def _scales(x: Tensor) -> Tensor:
     return torch.add(SMALLEST, largest, alpha=1 / 127)
 
 
-def can_quantize(device: torch.device) -> bool:
-    """Return whether products in int8 run on a device: a CPU with VNNI instructions, by this PyTorch.
+def can_quantize(device: torch.device, quantize: Quantization = "int8") -> bool:
+    """Return whether products of quantized weights run on a device.
 
-    Older instructions add in 16 bits, which overflow.
+    Those in int8 and int4 need a CPU with VNNI instructions, because older ones add in 16 bits, which overflow. Those
+    in fp8 need a GPU, and a PyTorch that multiplies with scales of rows on it.
     """
+    if quantize == "fp8":
+        return device.type == "cuda" and _multiplies_fp8(device)
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
+@lru_cache
+def _multiplies_fp8(device: torch.device) -> bool:
+    rows = torch.ones(SIDE_FP8, SIDE_FP8, dtype=torch.bfloat16, device=device)
+    try:
+        Fp8Matrix(PlainMatrix(rows)).product(rows)
+    except RuntimeError:
+        return False
+    return True
 
 
 def can_pack(dtype: torch.dtype) -> bool:

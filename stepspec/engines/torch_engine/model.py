@@ -118,8 +118,9 @@ class CausalModel:
         assert isinstance(self.logits, FusedHead | PartialHead)
         self.quantize = None if layout == "packed" else layout
         self._body.store_as(layout)
-        self.logits.store_as(layout)
-        self.cache = SlotCache()  # quantized models have keys and values in float32
+        if layout != "fp8":  # the last product decides between ids
+            self.logits.store_as(layout)
+        self.cache = SlotCache()  # models with products in whole numbers have keys and values in float32
 
     @property
     def is_fused(self) -> bool:
@@ -129,7 +130,12 @@ class CausalModel:
     @property
     def dtype(self) -> torch.dtype:
         """Data type of hidden states, and of keys and values."""
-        return torch.float32 if self.quantize else self.network.dtype
+        return torch.float32 if self._is_integer else self.network.dtype
+
+    @property
+    def _is_integer(self) -> bool:
+        """Whether products are in whole numbers."""
+        return self.quantize in ("int8", "int4")
 
     @property
     def weight_bytes(self) -> int:
@@ -146,11 +152,11 @@ class CausalModel:
     def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Return the runs in which to attend to rows of these lengths; see `runs_of_like_length`."""
         runs = runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
-        return runs if self.quantize is None else [(count, fewer // SPAN * SPAN) for count, fewer in runs]
+        return [(count, fewer // SPAN * SPAN) for count, fewer in runs] if self._is_integer else runs
 
     def _num_hidden(self, span: int) -> int:
         """Return how many positions beyond the span of a pass it reads without seeing them."""
-        return 0 if self.quantize is None else -span % SPAN
+        return -span % SPAN if self._is_integer else 0
 
     def shorten(self, max_model_len: int | None) -> None:
         """Limit the context to `max_model_len` tokens; None changes nothing.
@@ -198,7 +204,7 @@ class CausalModel:
         span += width - 1 + num_hidden
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs, num_hidden)
-        hides = width > 1 or len(ids) > 1 or self.quantize is not None
+        hides = width > 1 or len(ids) > 1 or self._is_integer
         position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
         return self._body(ids, position_ids, masks, self.cache)
 
@@ -422,7 +428,7 @@ class CausalModel:
             if any(each.length for each in own):
                 shape = torch.tensor(branch_columns(len(row), len(row), own))[:, None]
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
-            hides = len(row) > 1 or self.quantize is not None
+            hides = len(row) > 1 or self._is_integer
             position_ids, masks = self._places(begin, cells, span, shape, hides=hides)
             rows.append(RaggedRow(slot, start, len(row), span, masks))
             places.append(position_ids)

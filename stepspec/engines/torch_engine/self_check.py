@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """By dtype: how far logits over the slot cache may deviate from the model's own, as a share of their spread."""
 
-QUANTIZED_TOLERANCE: dict[Layout, float] = {"int8": 0.3, "int4": 0.6}
+QUANTIZED_TOLERANCE: dict[Layout, float] = {"int8": 0.3, "int4": 0.6, "fp8": 0.3}
 """The same for quantized weights, whose own rounding counts too. Wrong products deviate by 1 and more."""
 
 NUM_TRIALS, NUM_AGREEING = 8, 3
@@ -77,10 +77,11 @@ def checked_model(
         ) from failure
     if vocabulary is not None:
         model.limit_to(vocabulary)
-    if quantize is not None and not (model.is_fused and can_quantize(model.device)):
+    if quantize is not None and not (model.is_fused and can_quantize(model.device, quantize)):
+        device = "a GPU with fp8 products, such as H100" if quantize == "fp8" else "a CPU with VNNI instructions"
         raise ModelError(
-            f"{name} cannot be quantized: that needs a model of the family {', '.join(sorted(FUSED))} on a CPU "
-            "with VNNI instructions. Leave out quantize."
+            f"{name} cannot be quantized to {quantize}: that needs a model of the family {', '.join(sorted(FUSED))} "
+            f"on {device}. Leave out quantize."
         )
     embeddings: Any = network.get_input_embeddings()
     if quantize or (model.is_fused and packing_pays(embeddings.weight)):

@@ -96,6 +96,23 @@ async def test_in_bfloat16_every_greedy_choice_is_the_best_up_to_rounding(family
         assert (logits.max(-1).values - chosen).max() < 0.05 * logits.std()
 
 
+async def test_small_passes_are_captured_at_load_and_no_attention_is_sent_to_cudnn() -> None:
+    model = model_on_device(make_network(llama_config()))
+    assert model.reads_slots
+    async with serving(model) as engine:
+        captured = model.slot_passes.num_captured
+        assert captured > 0
+        await generate_all(engine, PROMPTS, NUM_NEW)
+        await engine.verify(Verify(TokenBuffer(PROMPTS[1]), random_ids(9, 2)))
+        assert model.slot_passes.num_captured == captured
+    query, mask = (
+        torch.randn(1, 8, 96, 128, device="cuda", dtype=torch.bfloat16),
+        torch.zeros(1, 1, 96, 96, device="cuda"),
+    )
+    chosen = torch._fused_sdp_choice(query, query, query, mask.bfloat16())
+    assert chosen != torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
+
+
 async def test_a_verification_on_the_device_equals_a_plain_pass() -> None:
     network = make_network(llama_config())
     prompt, step = random_ids(20, 1), random_ids(9, 2)

@@ -258,6 +258,7 @@ async def serving(
 ) -> AsyncIterator[TorchEngine]:
     """Yield an engine, close it after the block, and check the caches."""
     engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter)
+    engine.capture()
     try:
         yield engine
     finally:

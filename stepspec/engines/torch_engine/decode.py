@@ -241,8 +241,9 @@ class Rounds:
             detailed = any(row.details is not None for row in rows)
             if beside is not None:
                 read = torch.cat([last[:, None], draft.tokens], 1)
+                lengths = [count + 1 for count in draft.counts]
                 hidden, beside.hidden = target.read_beside(
-                    positions, read, beside.slots, beside.starts, beside.ids, beside.branches
+                    positions, read, lengths, beside.slots, beside.starts, beside.ids, beside.branches
                 )
                 outcome = accept(target, hidden, positions.starts, counts, draft, how, decide, detailed)
             elif num_tokens:

@@ -332,6 +332,7 @@ class CausalModel:
         self,
         positions: Positions,
         ids: Tensor,
+        lengths: Sequence[int],
         slots: Sequence[int],
         starts: Sequence[int],
         others: Sequence[Sequence[int]],
@@ -342,6 +343,7 @@ class CausalModel:
         Args:
             positions: where the ids are in the cache.
             ids: [B, T].
+            lengths: how many ids of each row count; the others need not be read.
             slots: the slots of the other rows, which are ragged.
             starts: positions of their first ids.
             others: the other rows.
@@ -356,11 +358,15 @@ class CausalModel:
             columns = None if columns is None else torch.nn.functional.pad(columns, (ids.numel(), 0))
             longest = max(ids.shape[1], *map(len, others))
             every = torch.cat([ids.flatten(), flat]), torch.cat([own, table], 1), columns, longest
-            hidden = self.slot_passes(*every)[None]
-        else:
-            every = [*positions.slots, *slots], [*positions.starts.tolist(), *starts], [*ids.tolist(), *others]
-            hidden = self._read_ragged(*every, [*[()] * len(ids), *branches])
-        return hidden[:, : ids.numel()].view(*ids.shape, -1), hidden[:, ids.numel() :]
+            hidden = self.slot_passes(*every)
+            return hidden[: ids.numel()].view(*ids.shape, -1), hidden[None, ids.numel() :]
+        rows = [row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]
+        every = [*positions.slots, *slots], [*positions.starts.tolist(), *starts], [*rows, *others]
+        hidden = self._read_ragged(*every, [*[()] * len(ids), *branches])
+        last = torch.tensor(lengths)
+        firsts = (last.cumsum(0) - last)[:, None]
+        places = firsts + torch.minimum(torch.arange(ids.shape[1]), last[:, None] - 1)
+        return hidden[0, places], hidden[:, sum(lengths) :]
 
     def _slot_inputs(
         self,

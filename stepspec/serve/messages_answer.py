@@ -20,6 +20,9 @@ from stepspec.serve.messages_request import MessagesRequest
 
 Data = dict[str, Any]
 
+SIGNATURE = "stepspec"
+"""Signature of every thinking block. Clients do not send back a block without one; the service does not check it."""
+
 
 class MessagesAnswer:
     """Builds the message that answers one request, see `stepspec.serve.streams.AnswerFormat`."""
@@ -101,6 +104,7 @@ class MessagesAnswer:
         if isinstance(event, StepCommitted) and not event.in_answer:
             yield from self._begun({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta("thinking", event.step.text)
+            yield self._delta("signature", SIGNATURE)
             yield from self._closing()
         elif chat.speculation.events:
             data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}

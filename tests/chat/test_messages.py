@@ -15,6 +15,7 @@ from stepspec import Pair
 from stepspec.serve import Settings
 from stepspec.serve.errors import RefusedError
 from stepspec.serve.keys import Keys
+from stepspec.serve.messages_answer import SIGNATURE
 from stepspec.serve.messages_request import MessagesRequest
 
 FORM: Any = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}
@@ -58,7 +59,8 @@ def chat_fields(**fields: Any) -> dict[str, Any]:
 def test_each_step_is_a_thinking_block(client: Anthropic) -> None:
     message = client.messages.create(model="target", max_tokens=100, messages=[USER])
     assert [block.type for block in message.content] == ["thinking", "thinking", "text"]
-    assert [block.thinking for block in message.content if block.type == "thinking"] == [*THOUGHTS]
+    thoughts = [(block.thinking, block.signature) for block in message.content if block.type == "thinking"]
+    assert thoughts == [(thought, SIGNATURE) for thought in THOUGHTS]
     assert message.content[-1].type == "text"
     assert message.content[-1].text == ANSWER
     assert (message.stop_reason, message.stop_sequence, message.role) == ("end_turn", None, "assistant")

@@ -480,18 +480,52 @@ async def test_without_a_policy_the_chat_model_uses_that_of_the_service_and_name
     )
 
 
-class TestOpenAI(ChatModelIntegrationTests):
-    """The standard suite over the OpenAI protocol, as other agent frameworks use it."""
+class Served(ChatModelIntegrationTests):
+    """The standard suite of LangChain against the service."""
+
+    base_url = ""
 
     @pytest.fixture(autouse=True)
     def _address(self, address: str) -> None:
         type(self).base_url = address
 
-    @pytest.fixture(scope="class", autouse=True)
+    @pytest.fixture(scope="module", autouse=True)
     async def _one_loop(self, anyio_backend: str) -> None:
         """Use one event loop for all tests: the OpenAI client keeps connections that belong to one loop."""
 
-    base_url = ""
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatStepSpec
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"base_url": self.base_url}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+
+class TestServed(Served):
+    """`ChatStepSpec` with the address of the service."""
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "target@token"
+
+
+class TestOpenAI(Served):
+    """OpenAI's chat completions, as other agent frameworks use them."""
+
+    uses_responses = False
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -504,13 +538,11 @@ class TestOpenAI(ChatModelIntegrationTests):
             "base_url": self.base_url,
             "api_key": "none",
             "stream_usage": True,
-            "use_responses_api": False,
+            "use_responses_api": self.uses_responses,
         }
 
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
 
-    @property
-    def supports_model_override(self) -> bool:
-        return False
+class TestOpenAIResponses(TestOpenAI):
+    """OpenAI's Responses API."""
+
+    uses_responses = True

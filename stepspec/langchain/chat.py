@@ -47,7 +47,7 @@ from stepspec.chat.tools import chosen, schema_of
 from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
-from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
+from stepspec.langchain.messages import PROVIDER, AnswerSteps, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.shared_models import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
@@ -260,10 +260,12 @@ class ChatStepSpec(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self.make_call(stop, self._in_thread(run_manager, kwargs))
+        answer_steps = AnswerSteps()
         async with aclosing(call.events(messages)) as events:
             async for event in events:
+                answer_steps.of(event)
                 if isinstance(event, Done):
-                    message = message_of(event.result, call.model)
+                    message = message_of(event.result, call.model, answer_steps)
                     return ChatResult(generations=[ChatGeneration(message=message)])
                 await call.emit(event)
         raise AssertionError("a request ends with Done or an error")
@@ -276,13 +278,14 @@ class ChatStepSpec(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
         call = self.make_call(stop, self._in_thread(run_manager, kwargs))
+        answer_steps = AnswerSteps()
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 await call.emit(event)
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model)
                 else:
-                    chunk = chunk_of(event)
+                    chunk = chunk_of(event, answer_steps)
                 if chunk is not None:
                     yield ChatGenerationChunk(message=chunk)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic, APIStatusError, AsyncAnthropic, AuthenticationError, NotFoundError
+from anthropic import Anthropic, AsyncAnthropic, AuthenticationError, BadRequestError, NotFoundError
 from anthropic.types import ToolUseBlock
 from following import THOUGHTS, asked_of, following_pair
 from service import serving
@@ -148,6 +148,15 @@ def test_tokens_are_counted_as_in_the_answer(client: Anthropic) -> None:
     count = client.messages.count_tokens(**fields).input_tokens
     usage = client.messages.create(max_tokens=50, **fields).usage
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_prompt_beyond_the_context_is_counted_and_not_answered(client: Anthropic) -> None:
+    fields: Any = {"model": "target", "messages": [{"role": "user", "content": "word " * 200_000}]}
+    assert client.messages.count_tokens(**fields).input_tokens > 200_000
+    with pytest.raises(BadRequestError, match=r"prompt is too long: \d+ tokens > 100000 maximum\.") as caught:
+        client.messages.create(max_tokens=10, **fields)
+    error: Any = caught.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
 # Requests
@@ -299,10 +308,6 @@ def test_errors_are_in_the_format_of_the_api(client: Anthropic) -> None:
     ):
         response = httpx.request(method, f"{client.base_url}/v1/messages{path}", timeout=60)
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-    too_long: Any = [{"role": "user", "content": "word " * 200_000}]
-    with pytest.raises(APIStatusError) as long:
-        client.messages.create(model="target", max_tokens=10, messages=too_long)
-    assert long.value.status_code == 400
 
 
 def test_keys_are_taken_from_either_header() -> None:

@@ -279,7 +279,7 @@ class ChatStepSpec(BaseChatModel):
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
         call = self.make_call(stop, self._in_thread(run_manager, kwargs))
         answer_steps = AnswerSteps()
-        async with aclosing(call.events(messages)) as events:
+        async with aclosing(call.events(messages, step_deltas=True)) as events:
             async for event in events:
                 await call.emit(event)
                 if isinstance(event, Done):
@@ -476,8 +476,10 @@ class _ChatCall:
         override = self._overrides.get(name)
         return getattr(self._chat, name, None) if override is None else override
 
-    async def events(self, messages: Sequence[BaseMessage]) -> AsyncGenerator[Event, None]:
-        """Run the call and yield its events.
+    async def events(
+        self, messages: Sequence[BaseMessage], *, step_deltas: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Run the call and yield its events, with `StepDelta` if `step_deltas` is set.
 
         Raises:
             langchain_core.exceptions.ModelError: the call is invalid or has failed.
@@ -486,6 +488,7 @@ class _ChatCall:
         with as_langchain_errors():
             check_patience(timeout, max_retries=self._setting("max_retries"))
             turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
+            options = options.model_copy(update={"step_deltas": step_deltas})
             spec = await self._session()
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout

@@ -19,7 +19,7 @@ from langchain_core.messages.tool import tool_call_chunk
 
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.loop.result import Event, Result
-from stepspec.loop.step import Step, StepCommitted
+from stepspec.loop.step import Step, StepCommitted, StepDelta
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0
@@ -121,8 +121,12 @@ def chunk_of(event: Event, answer_steps: AnswerSteps) -> AIMessageChunk | None:
     metadata = {"model_provider": PROVIDER}
     entries = answer_steps.of(event)
     own: dict[str, Any] = {"answer_steps": entries} if entries else {}
+    if isinstance(event, StepDelta):
+        own = {"reasoning_content": event.text, "reasoning_steps": [{"index": event.index + 1}]}
+        return AIMessageChunk(content="", additional_kwargs=own, response_metadata=metadata)
     if isinstance(event, StepCommitted) and not event.in_answer:
-        return AIMessageChunk(content="", additional_kwargs=_reasoning([event.step]), response_metadata=metadata)
+        own = {**_reasoning([event.step]), "reasoning_content": event.rest}
+        return AIMessageChunk(content="", additional_kwargs=own, response_metadata=metadata)
     if isinstance(event, AnswerDelta) or entries:
         text = event.text if isinstance(event, AnswerDelta) else ""
         return AIMessageChunk(content=text, additional_kwargs=own, response_metadata=metadata)
@@ -243,8 +247,8 @@ def _blocks(message: AIMessage) -> list[Any]:
     blocks: list[Any] = []
     text, start = message.additional_kwargs.get("reasoning_content", ""), 0
     for step in message.additional_kwargs.get("reasoning_steps", ()):
-        end = start + step["length"]
-        step_data = {"index": step["index"], "extras": step["extras"]}
+        end = start + step.get("length", len(text))  # the length and the extras come when the step is committed
+        step_data = {name: step[name] for name in ("index", "extras") if name in step}
         blocks.append({"type": "reasoning", "reasoning": text[start:end], **step_data})
         start = end
     blocks += _text_blocks(message.content, message.additional_kwargs.get("answer_steps", ()))

@@ -103,7 +103,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
         self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
     ) -> AsyncGenerator[AIMessageChunk, None]:
         call, answer_steps = self.chat.make_call(None, settings), AnswerSteps()
-        async with aclosing(call.events(messages)) as events:
+        async with aclosing(call.events(messages, step_deltas=True)) as events:
             async for event in events:
                 if (payload := _payload(event)) is not None:
                     await adispatch_custom_event(f"stepspec.{event.type}", payload, config=config)

@@ -98,6 +98,25 @@ async def added(chunks: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
     return sum(found[1:], found[0])
 
 
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_what_the_target_writes_is_streamed_by_tokens(version: Any) -> None:
+    chat = new_chat(policy="target", output_version=version)
+    chunks = [chunk async for chunk in chat.astream("How many?")]
+    blocks: list[Any] = [block for chunk in chunks for block in chunk.content_blocks if block["type"] == "reasoning"]
+    assert "".join(block["reasoning"] for block in blocks) == "".join(THOUGHTS)
+    ends = [index for index, block in enumerate(blocks) if "extras" in block]
+    assert [blocks[end]["index"] for end in ends] == [1, 2]
+    assert all(block["index"] == 1 for block in blocks[: ends[0]])
+    assert len(blocks) > 2 * len(THOUGHTS)
+    texts = [
+        block["reasoning"]
+        async for chunk in new_chat(policy="specreason").astream("How many?")
+        for block in chunk.content_blocks
+        if block["type"] == "reasoning"
+    ]
+    assert texts == list(THOUGHTS), "a step of the draft is shown when it is accepted"
+
+
 STEPS = "We add 4.\n\nThen 3.\n\nIt is 7."
 
 

@@ -1,10 +1,12 @@
 """pydantic-ai's agents against a service on loopback, by the three APIs that they speak."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 from following import THOUGHTS, asked_of, following_pair
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, AgentRunResultEvent, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, PartDeltaEvent, ThinkingPart, ToolCallPart
@@ -37,23 +39,15 @@ def address(pair: Pair) -> Iterator[str]:
         yield address
 
 
-def chat(address: str) -> Model:
-    return OpenAIChatModel("target", provider=OpenAIProvider(base_url=address, api_key="none"))
-
-
-def responses(address: str) -> Model:
-    return OpenAIResponsesModel("target", provider=OpenAIProvider(base_url=address, api_key="none"))
-
-
-def messages(address: str) -> Model:
-    provider = AnthropicProvider(base_url=address.removesuffix("/v1"), api_key="none")
-    return AnthropicModel("target", provider=provider)
-
-
-@pytest.fixture(params=[chat, responses, messages])
-def model(request: pytest.FixtureRequest, address: str) -> Model:
-    connect: Callable[[str], Model] = request.param
-    return connect(address)
+@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel, AnthropicModel])
+async def model(request: pytest.FixtureRequest, address: str) -> AsyncIterator[Model]:
+    client: Any
+    if request.param is AnthropicModel:
+        async with AsyncAnthropic(base_url=address.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+            yield AnthropicModel("target", provider=AnthropicProvider(anthropic_client=client))
+    else:
+        async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            yield request.param("target", provider=OpenAIProvider(openai_client=client))
 
 
 def double(n: int) -> int:

@@ -13,7 +13,7 @@ from stepspec.loop.counts import Counts, Times
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.result import Done, Event, Result, Usage
-from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Noted, Step, StepCommitted, StepDelta, StepJudged, StepProposed
 
 __version__ = "0.2.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "Sampling",
     "Step",
     "StepCommitted",
+    "StepDelta",
     "StepJudged",
     "StepProposed",
     "StepSpec",

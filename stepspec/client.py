@@ -26,7 +26,7 @@ from stepspec.loop.counts import Counts, Times
 from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.result import Done, Event, Result, TokenLogprob
-from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Noted, Step, StepCommitted, StepDelta, StepJudged, StepProposed
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address
@@ -103,7 +103,7 @@ class RemoteStepSpec:
         body = await off_the_loop(
             (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
         )
-        reader, caller_s = _Reader(self._address), 0.0
+        reader, caller_s = _Reader(self._address, deltas=requested.step_deltas), 0.0
         end = end_of(requested.deadline_s, -GRACE_S)
         event: Event | None = None
         async with aclosing(self._chunks(body)) as chunks:
@@ -177,7 +177,7 @@ class RemoteStepSpec:
 RENAMED: Mapping[str, str] = {"max_tokens": "max_completion_tokens", "max_thinking_tokens": "thinking_token_budget"}
 """Fields of the service for options that have another name there."""
 CONVERTED = frozenset(
-    {"prompt", "sampling", "max_thinking_s", "deadline_s", "json_schema", "policy"}
+    {"prompt", "sampling", "max_thinking_s", "deadline_s", "json_schema", "policy", "step_deltas"}
     | {"tools", "tool_choice", "parallel_tool_calls"}
 )
 """Options that are not a single field of the service."""
@@ -219,8 +219,10 @@ STEP_EVENTS: Mapping[str, Callable[..., Event]] = {"step.proposed": StepProposed
 class _Reader:
     """Converts the chunks of a stream to events and collects them into the result."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, deltas: bool) -> None:
+        """`deltas`: whether the events include `StepDelta`."""
         self.ended: str | None = None
+        self._deltas, self._open = deltas, ""
         self._address = address
         self._steps: list[Step] = []
         self._answer: list[str] = []
@@ -251,9 +253,14 @@ class _Reader:
         delta, events = choice["delta"], list[Event]()
         if "step" in about:
             in_answer = "text" in about["step"]
-            step = Step(**about["step"] if in_answer else {**about["step"], "text": delta["reasoning"]})
+            text = about["step"]["text"] if in_answer else self._open + delta["reasoning"]
+            step = Step(**{**about["step"], "text": text})
             self._steps.append(step)
-            events.append(StepCommitted(step, in_answer))
+            events.append(StepCommitted(step, in_answer, len(self._open) if self._deltas else 0))
+            self._open = ""
+        elif delta.get("reasoning"):
+            self._open += delta["reasoning"]
+            events += [StepDelta(len(self._steps), delta["reasoning"])] if self._deltas else []
         if delta.get("content"):
             self._answer.append(delta["content"])
             events.append(AnswerDelta(delta["content"]))

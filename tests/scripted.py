@@ -44,7 +44,7 @@ from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
 from stepspec.loop.request import Request
 from stepspec.loop.result import Done, Event, Result
-from stepspec.loop.step import StepCommitted
+from stepspec.loop.step import StepCommitted, StepDelta
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}
@@ -170,6 +170,21 @@ class LetterTokenizer(WordTokenizer):
 
 def _refuse(reason: str) -> None:
     raise jinja2.TemplateError(reason)
+
+
+def check_deltas(events: Iterable[Event]) -> int:
+    """Check that what was shown of a step is the beginning of its text. Return the number of `StepDelta` events."""
+    num_deltas, num_steps, shown = 0, 0, ""
+    for event in events:
+        if isinstance(event, StepDelta):
+            assert event.text
+            assert event.index == num_steps
+            num_deltas, shown = num_deltas + 1, shown + event.text
+        elif isinstance(event, StepCommitted):
+            assert event.step.text[: event.num_shown] == shown
+            assert shown + event.rest == event.step.text
+            num_steps, shown = num_steps + 1, ""
+    return num_deltas
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 from random_judge import RandomJudge
-from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
+from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage, check_deltas
 
 from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Generate, TokenChunk, Verification, Verify
@@ -164,6 +164,7 @@ async def run(seed: int) -> str:
     policy = Policy.model_validate({"version": 1, "summary": "a test", "step": step} | tables)
     stage = Stage(policy, max_tokens=rng.choice((1, 7, 30, 200)), temperature=rng.choice((0.0, 1.0)))
     stage.request.choice = StepChoice(policy.max_overhead)
+    stage.request.transcript.shows_deltas = seed % 2 == 0
     fault = rng.choice((0.0, 0.0, 0.05, 0.2))
     for engine in (stage.target, stage.draft):
         engine.__class__ = Erratic
@@ -197,6 +198,8 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     assert isinstance(draft, Erratic)
     assert target.num_open == draft.num_open == 0
     assert len(asyncio.all_tasks()) == 1
+    num_deltas = check_deltas(events)
+    assert stage.request.transcript.shows_deltas or not num_deltas
     assert request.ledger.counts.drafted <= draft.num_delivered
     if ended != "done":
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import PLAIN_TEMPLATE, LetterTokenizer, Opinion, Reply, ScriptedEngine, Stage, WordTokenizer
+from scripted import PLAIN_TEMPLATE, LetterTokenizer, Opinion, Reply, ScriptedEngine, Stage, WordTokenizer, check_deltas
 from thinking_families import ASKED, FAMILIES, Family
 
 from stepspec import Pair, Policy, StepSpec
@@ -13,6 +13,7 @@ from stepspec.chat.prompts import RawPrompt, checked_messages, encode_prompt
 from stepspec.engines.thinking import FORMATS, find_tags
 from stepspec.errors import ModelError, UsageError
 from stepspec.loop.result import Result
+from stepspec.loop.step import StepCommitted
 
 pytestmark = pytest.mark.anyio
 
@@ -299,6 +300,10 @@ async def test_text_ends_the_thinking_across_token_borders(family: Family, chunk
     result = await StepSpec(policy="target", pair=Pair(ScriptedEngine(tokenizer, [reply]), None)).generate("How many?")
     assert (result.reasoning, result.answer.strip()) == (f"{thought}.", "So </think> 9.")
     assert [step.end for step in result.steps] == ["delimiter", "thinking"]
+    again = StepSpec(policy="target", pair=Pair(ScriptedEngine(tokenizer, [reply]), None))
+    events = [event async for event in again.stream("How many?", step_deltas=True)]
+    assert check_deltas(events) or chunk_size == 100
+    assert [event.step for event in events if isinstance(event, StepCommitted)] == list(result.steps)
 
 
 @each_with_text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import WordTokenizer
+from scripted import WordTokenizer, check_deltas
 
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.events import AnswerDelta
@@ -35,9 +35,11 @@ def new(max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS, answer: Answ
 def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS) -> Transcript:
     """Write the chunks, and check that the events match the transcript."""
     transcript = new(max_step_tokens, tags)
+    transcript.shows_deltas = True
     events = [event for chunk in chunks for event in transcript.write_on(chunk, "target")]
     events += transcript.finish("target")
     assert [event.step for event in events if isinstance(event, StepCommitted)] == transcript.steps
+    check_deltas(events)
     assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == transcript.answer.text
     assert transcript.buffer.since(len(PROMPT)) == [id for chunk in chunks for id in chunk]
     return transcript

@@ -253,10 +253,15 @@ class StepSpec:
         session = self if options.policy in (None, self.policy_name) else await self._under(options.policy)
         return await session.prepared(question, options, since)
 
-    async def prepared(self, question: Question, options: RequestOptions, since: float) -> PreparedRequest:
+    async def prepared(
+        self, question: Question, options: RequestOptions, since: float, *, must_fit: bool = True
+    ) -> PreparedRequest:
         """Check and encode a request under this session's policy. See `prepare`.
 
-        `since` is when the request began, which may have waited for a policy to load.
+        Args:
+            question, options: the request.
+            since: when it began. It may have waited for a policy to load.
+            must_fit: whether a conversation must fit the target's context. One that does not can only be counted.
         """
         sampling = options.sampled(self._answering.default_sampling)
 
@@ -266,7 +271,8 @@ class StepSpec:
                 if isinstance(question, RawPrompt):
                     encoded = self._raw(question, toolbox, options)
                 else:
-                    encoded = self._conversation(one_conversation(question, options.prompt), toolbox, options)
+                    messages = one_conversation(question, options.prompt)
+                    encoded = self._conversation(messages, toolbox, options, must_fit=must_fit)
             except RecursionError:
                 raise UsageError("A message or a tool is nested too deeply.") from None
             self._check_sampling(sampling, encoded)
@@ -521,7 +527,9 @@ class StepSpec:
             except UnknownIdError as error:
                 raise UnknownIdError(f"stop_token_ids: {error}") from None
 
-    def _conversation(self, messages: Sequence[Message], toolbox: Toolbox, options: RequestOptions) -> _Encoded:
+    def _conversation(
+        self, messages: Sequence[Message], toolbox: Toolbox, options: RequestOptions, *, must_fit: bool
+    ) -> _Encoded:
         """Encode a conversation once for each model.
 
         Raises:
@@ -531,7 +539,8 @@ class StepSpec:
         target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
         schema, draft_prompt = self._answer_schema(toolbox, options), None
         given = options.template_variables(target)
-        prompt = encode_prompt(target.tokenizer, messages, tools, ContextBudget(target.max_context, target.name), given)
+        room = ContextBudget(target.max_context, target.name) if must_fit else None
+        prompt = encode_prompt(target.tokenizer, messages, tools, room, given)
         tags = target.tokenizer.thinking
         if tags is not None and prompt.thinks and options.turns_thinking_off(given, tags):
             options = options.model_copy(update={"max_thinking_tokens": 0})  # it ends where it begins

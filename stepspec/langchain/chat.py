@@ -47,7 +47,7 @@ from stepspec.chat.tools import chosen, schema_of
 from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
-from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
+from stepspec.langchain.messages import PROVIDER, AnswerSteps, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.shared_models import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy, load_policy
@@ -260,10 +260,12 @@ class ChatStepSpec(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self.make_call(stop, self._in_thread(run_manager, kwargs))
+        answer_steps = AnswerSteps()
         async with aclosing(call.events(messages)) as events:
             async for event in events:
+                answer_steps.of(event)
                 if isinstance(event, Done):
-                    message = message_of(event.result, call.model)
+                    message = message_of(event.result, call.model, answer_steps)
                     return ChatResult(generations=[ChatGeneration(message=message)])
                 await call.emit(event)
         raise AssertionError("a request ends with Done or an error")
@@ -276,13 +278,14 @@ class ChatStepSpec(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
         call = self.make_call(stop, self._in_thread(run_manager, kwargs))
-        async with aclosing(call.events(messages)) as events:
+        answer_steps = AnswerSteps()
+        async with aclosing(call.events(messages, step_deltas=True)) as events:
             async for event in events:
                 await call.emit(event)
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model)
                 else:
-                    chunk = chunk_of(event)
+                    chunk = chunk_of(event, answer_steps)
                 if chunk is not None:
                     yield ChatGenerationChunk(message=chunk)
 
@@ -473,8 +476,10 @@ class _ChatCall:
         override = self._overrides.get(name)
         return getattr(self._chat, name, None) if override is None else override
 
-    async def events(self, messages: Sequence[BaseMessage]) -> AsyncGenerator[Event, None]:
-        """Run the call and yield its events.
+    async def events(
+        self, messages: Sequence[BaseMessage], *, step_deltas: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Run the call and yield its events, with `StepDelta` if `step_deltas` is set.
 
         Raises:
             langchain_core.exceptions.ModelError: the call is invalid or has failed.
@@ -483,6 +488,7 @@ class _ChatCall:
         with as_langchain_errors():
             check_patience(timeout, max_retries=self._setting("max_retries"))
             turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
+            options = options.model_copy(update={"step_deltas": step_deltas})
             spec = await self._session()
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout

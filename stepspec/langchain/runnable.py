@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, patch_config
 
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
-from stepspec.langchain.messages import chunk_of, last_chunk
+from stepspec.langchain.messages import AnswerSteps, chunk_of, last_chunk
 from stepspec.langchain.shared_models import loop_thread
 from stepspec.loop.result import Done, Event
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
@@ -102,14 +102,14 @@ class StepSpecRunnable(Runnable[Any, Any]):
     async def _chunks(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        call = self.chat.make_call(None, settings)
-        async with aclosing(call.events(messages)) as events:
+        call, answer_steps = self.chat.make_call(None, settings), AnswerSteps()
+        async with aclosing(call.events(messages, step_deltas=True)) as events:
             async for event in events:
                 if (payload := _payload(event)) is not None:
                     await adispatch_custom_event(f"stepspec.{event.type}", payload, config=config)
                 if isinstance(event, Done):
                     yield last_chunk(event.result, call.model)
-                elif (chunk := chunk_of(event)) is not None:
+                elif (chunk := chunk_of(event, answer_steps)) is not None:
                     yield chunk
 
 

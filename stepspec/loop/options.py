@@ -88,6 +88,8 @@ class RequestOptions(BaseModel):
     cache_salt: str | None = Field(default=None, title="a string or None")
     """The request reuses cached text only of requests with the same salt, so that nobody without it can measure what
     was asked. Drafters that search past outputs keep to it, too."""
+    step_deltas: bool = Field(default=False, title="True or False")
+    """Whether `StepDelta` events have the text of a step of the thinking while the target writes it."""
     policy: str | None = Field(default=None, title="the name of a policy or None")
     """Name of a policy, or path of its file, in place of the session's. With a service, one of its names."""
 

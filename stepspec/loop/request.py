@@ -80,6 +80,7 @@ class Request:
             group=self.options.cache_salt,
         )
         self.transcript.answer_is_apart = json_schema is not None
+        self.transcript.shows_deltas = self.options.step_deltas
         self.limits = Limits(self.options, self.ledger, self.transcript, json_schema, call_opener)
         self.record = RequestRecord(self.ledger, self.spans)
         self.draft_is_far = isinstance(self.draft, Distant)

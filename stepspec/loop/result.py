@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
 from stepspec.loop.counts import Counts, Times, TokenRounds
-from stepspec.loop.step import JudgedStep, Noted, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import JudgedStep, Noted, Step, StepCommitted, StepDelta, StepJudged, StepProposed
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -161,7 +161,7 @@ class Done:
     type: Literal["done"] = "done"
 
 
-Event = Noted | StepProposed | StepJudged | StepCommitted | AnswerEvent | Done
+Event = Noted | StepProposed | StepJudged | StepDelta | StepCommitted | AnswerEvent | Done
 
 
 def result_text(result: Result) -> str:

@@ -153,10 +153,29 @@ class StepJudged:
 
 
 @dataclass(frozen=True)
+class StepDelta:
+    """The next chunk of a step that is being written.
+
+    It will not change. The option `step_deltas` turns these events on.
+    """
+
+    index: int
+    text: str
+    type: Literal["step.delta"] = "step.delta"
+
+
+@dataclass(frozen=True)
 class StepCommitted:
     """A step has been committed and will not change."""
 
     step: Step
     in_answer: bool = False
     """Whether the answer has its text, too, as the model does not separate its thinking."""
+    num_shown: int = 0
+    """Characters of its text that came as `StepDelta`."""
     type: Literal["step.committed"] = "step.committed"
+
+    @property
+    def rest(self) -> str:
+        """Its text without what came as `StepDelta`."""
+        return self.step.text[self.num_shown :]

@@ -91,7 +91,7 @@ class MarkedThinking(ThinkingBoundary):
         return "thinking" if id in self._ends else "text"
 
     def committed_text(self, steps: Sequence[Step], open_text: str, answer: str) -> str:
-        return "".join(step.text for step in steps) + answer
+        return "".join(step.text for step in steps) + open_text + answer
 
     def close(self, text: str, before: str) -> None:
         pass

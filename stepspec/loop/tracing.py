@@ -16,7 +16,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.result import Done, Event, Result
-from stepspec.loop.step import Step, StepCommitted, Verdict
+from stepspec.loop.step import Step, StepCommitted, StepDelta, Verdict
 
 PROVIDER = "stepspec"
 OPERATION = "chat"
@@ -117,7 +117,7 @@ class Spans:
             return
         if isinstance(event, Done):
             self._span.set_attributes(answer_attributes(event.result, self._asked.target))
-        elif isinstance(event, StepCommitted | AnswerDelta | ToolCalled) and not self._seen:
+        elif isinstance(event, StepDelta | StepCommitted | AnswerDelta | ToolCalled) and not self._seen:
             self._seen = True
             seconds = (time.time_ns() - self._began) / 1e9
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

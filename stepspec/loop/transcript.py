@@ -13,7 +13,7 @@ from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
 from stepspec.engines.stops import StopMatcher
 from stepspec.engines.text import TextReader, visible_ids
-from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
+from stepspec.loop.step import Origin, Step, StepCommitted, StepDelta, StepEnd
 from stepspec.loop.thinking import ThinkingBoundary
 
 MAX_HEADER = 32
@@ -78,6 +78,8 @@ class Transcript:
         """What the last token of an ending that is text has after it; None before the ending."""
         self.answer_is_apart = False
         """Whether the answer begins with the first token after the ending, as under a schema."""
+        self.shows_deltas = False
+        """Whether the text of an open step is emitted if it is thinking."""
         self._step_end: StepEnd | None = None
 
     def _new_watch(self, before: str) -> StopMatcher:
@@ -168,8 +170,9 @@ class Transcript:
             self._format.close(text, self.last_text)
             self.steps.append(step)
             self.num_thought += len(ids)
-            yield StepCommitted(step, in_answer=self._format.steps_are_answer)
-            if self._format.steps_are_answer:
+            in_answer = self._format.steps_are_answer
+            yield StepCommitted(step, in_answer, 0 if in_answer else len(self.open_text))
+            if in_answer:
                 yield from self.answer.feed(rest)
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
@@ -198,11 +201,16 @@ class Transcript:
             return ids[:count], self._reader.read(len(self.buffer), to_the_end=True).removesuffix(mark)
         if end in ("thinking", "text"):
             ids = ids[:-1]
-        elif begun := self._begun(self._watch.recent).lstrip():
-            ends = self._character_ends(ids)
-            ids = ids[: sum(place <= ends[-1] - len(begun) for place in ends)]
+        else:
+            ids = self._before_ending(ids)
         position = len(self.buffer) + len(ids) - len(self.open_ids)
         return ids, self._reader.read(position, to_the_end=end != "cap") if ids else ""
+
+    def _before_ending(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the open ids without what has begun of the text that ends the thinking."""
+        begun = self._begun(self._watch.recent).lstrip()
+        ends = self._character_ends(ids) if begun else []
+        return ids[: sum(place <= ends[-1] - len(begun) for place in ends)] if begun else ids
 
     def num_before_ending(self, ids: Sequence[int], after: Sequence[int] = (), *, whole: bool = False) -> int:
         """Return how many leading ids come before the text that ends the thinking; all of them if there is none.
@@ -230,12 +238,19 @@ class Transcript:
     def _character_ends(self, ids: Sequence[int]) -> list[int]:
         return [*accumulate(len(self._tokenizer.piece(id)) for id in ids)]
 
-    def emit(self) -> Iterator[AnswerEvent]:
-        """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
-        if self._format.steps_are_answer and self.open_ids and not self.step_is_over:
-            text = self._reader.read(len(self.buffer), to_the_end=False)
-            self.open_text += text
+    def emit(self) -> Iterator[StepDelta | AnswerEvent]:
+        """Emit the open step's text so far, if steps are the answer or the caller wants deltas. Emitted text cannot be
+        withdrawn."""
+        in_answer = self._format.steps_are_answer
+        if not self.open_ids or self.step_is_over or not (in_answer or self.shows_deltas):
+            return
+        num_held = len(self.open_ids) - len(self._before_ending(self.open_ids))
+        text = self._reader.read(len(self.buffer) - num_held, to_the_end=False)
+        self.open_text += text
+        if in_answer:
             yield from self.answer.feed(text)
+        elif text:
+            yield StepDelta(len(self.steps), text)
 
     @property
     def rest_of_ending(self) -> Sequence[int]:
@@ -244,12 +259,12 @@ class Transcript:
             return self._tokenizer.encode_text(self._ending.removeprefix(begun))
         return self._format.ending if self._header is None else self._format.ending[1 + len(self._header) :]
 
-    def end_thinking(self, origin: Origin, room: int) -> Iterator[StepCommitted | AnswerEvent]:
+    def end_thinking(self, origin: Origin, room: int) -> Iterator[StepDelta | StepCommitted | AnswerEvent]:
         """Close the open step with `origin` and append `rest_of_ending`, at most `room` ids of it."""
         yield from self.finish(origin)
         yield from self.write_on(self.rest_of_ending[:room], origin)
 
-    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepDelta | StepCommitted | AnswerEvent]:
         """Append ids of a single writer. Close each step that ends; after the thinking, emit the answer."""
         start = 0
         while start < len(ids):

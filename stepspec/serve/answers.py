@@ -9,14 +9,14 @@ from typing import Any
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Done, Event, Result
-from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Noted, Step, StepCommitted, StepDelta, StepJudged, StepProposed
 from stepspec.serve.errors import error_body
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.requests import ChatRequest
 
 
 class ChatAnswer:
-    """Builds the response to a chat request. Each committed step is sent as `reasoning` and `reasoning_content`."""
+    """Builds the response to a chat request. The thinking is `reasoning` and `reasoning_content`."""
 
     named_events = False
 
@@ -48,12 +48,16 @@ class ChatAnswer:
             return [self._last(index, event.result)]
         return self._step_chunks(index, event)
 
-    def _step_chunks(self, index: int, event: StepCommitted | StepProposed | StepJudged) -> list[dict[str, Any]]:
+    def _step_chunks(
+        self, index: int, event: StepDelta | StepCommitted | StepProposed | StepJudged
+    ) -> list[dict[str, Any]]:
         with_events = self._request.speculation.events
         if self._request.include_reasoning is False:
             return []
+        if isinstance(event, StepDelta):
+            return [self._chunk(index, _reasoning(event.text))]
         if isinstance(event, StepCommitted) and not event.in_answer:
-            return [self._chunk(index, _reasoning(event.step.text), {"step": _step_data(event.step)})]
+            return [self._chunk(index, _reasoning(event.rest), {"step": _step_data(event.step)})]
         if not with_events:
             return []
         data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}

@@ -11,7 +11,7 @@ from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Done, Event, Result
-from stepspec.loop.step import Noted, StepCommitted
+from stepspec.loop.step import Noted, StepCommitted, StepDelta
 from stepspec.serve.errors import RefusedError, error_body
 from stepspec.serve.fields import Items, TextRequest
 from stepspec.serve.figures import metrics_of, usage_of
@@ -129,8 +129,8 @@ class _Text:
 
     def of(self, event: Event) -> str:
         """Return the text of an event."""
-        if isinstance(event, StepCommitted) and self._thinks:
-            return event.step.text
+        if isinstance(event, StepDelta | StepCommitted) and self._thinks:
+            return event.text if isinstance(event, StepDelta) else event.rest
         text = event.text if isinstance(event, AnswerDelta) else ""
         if self._thinks and (text or (isinstance(event, Done) and event.result.finish_reason == "stop")):
             assert self._tags is not None

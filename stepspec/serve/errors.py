@@ -1,6 +1,7 @@
 """Errors of the service, and the HTTP status and body of every error."""
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -186,12 +187,15 @@ MESSAGES_ERRORS = {
     503: "overloaded_error",
 }
 """Types of errors of Anthropic's API by HTTP status; others are invalid requests."""
+OVERFLOW = re.compile(r"(\d+) tokens, but .* has a context of (\d+)")
 
 
 def messages_error(error: StepSpecError, request_id: str | None = None, status: int | None = None) -> dict[str, Any]:
     """Return an error in Anthropic's format."""
-    kind = MESSAGES_ERRORS.get(status or status_of(error), "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+    kind, message = MESSAGES_ERRORS.get(status or status_of(error), "invalid_request_error"), str(error)
+    if isinstance(error, TooLongError) and (found := OVERFLOW.search(message)):  # Claude Code compacts at these words
+        message = f"prompt is too long: {found[1]} tokens > {found[2]} maximum. {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def error_response(

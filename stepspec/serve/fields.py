@@ -340,6 +340,7 @@ class TextRequest(Body):
             stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
             stop_token_ids=self.stop_token_ids or [],
             json_schema=self.form.json_schema,
+            step_deltas=bool(self.stream),
             **self.own_options(),
         )
 

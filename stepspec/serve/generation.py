@@ -11,7 +11,7 @@ from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import UsageError
 from stepspec.loop.limits import cut_off, end_of
 from stepspec.loop.result import Done, Event
-from stepspec.loop.step import Noted, StepCommitted
+from stepspec.loop.step import Noted, StepCommitted, StepDelta
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError
@@ -101,7 +101,7 @@ class Generation:
         stream = prompt.stream(number, queue_s, max(0.0, asked_at - self.since - prompt.seconds))
         outcome: Outcome = "cancelled"
         num_tokens: int | None = None
-        num_thought, answer = 0, list[str]()
+        num_thought, open_step, answer = 0, list[str](), list[str]()
         try:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
@@ -109,6 +109,9 @@ class Generation:
                     self.log.ttft_s = self.log.ttft_s or watch.first_s
                     if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
                         num_thought += event.step.num_tokens
+                        open_step.clear()
+                    elif isinstance(event, StepDelta):
+                        open_step.append(event.text)
                     elif isinstance(event, AnswerDelta):
                         answer.append(event.text)
                     elif isinstance(event, ToolCalled) and event.call.problem is None:
@@ -126,7 +129,8 @@ class Generation:
         finally:
             watch.end(outcome)
             if num_tokens is None:  # a client that leaves early pays for what it has got
-                num_tokens = num_thought + len(self.model.pair.target.tokenizer.encode_text("".join(answer)))
+                shown = "".join([*open_step, *answer])
+                num_tokens = num_thought + len(self.model.pair.target.tokenizer.encode_text(shown))
             self.log.num_tokens += num_tokens
             self.admission.generated(self.client.name, num_tokens)
             self.rates.used(self.client, num_tokens)

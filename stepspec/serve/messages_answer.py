@@ -13,12 +13,15 @@ from typing import Any
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Event, Result
-from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import StepCommitted, StepDelta, StepJudged, StepProposed
 from stepspec.serve.errors import messages_error
 from stepspec.serve.figures import metrics_of
 from stepspec.serve.messages_request import MessagesRequest
 
 Data = dict[str, Any]
+
+SIGNATURE = "stepspec"
+"""Signature of every thinking block. Clients do not send back a block without one; the service does not check it."""
 
 
 class MessagesAnswer:
@@ -81,7 +84,7 @@ class MessagesAnswer:
         return self._message(**self._ending(result))
 
     def _changes(self, event: Event) -> Iterator[Data]:
-        if isinstance(event, StepCommitted | StepProposed | StepJudged):
+        if isinstance(event, StepDelta | StepCommitted | StepProposed | StepJudged):
             yield from self._step_changes(event)
         elif isinstance(event, AnswerDelta) and event.text:
             if not self._is_open:
@@ -94,14 +97,17 @@ class MessagesAnswer:
             self._blocks[-1]["input"] = json.loads(call.arguments)
             yield from self._closing()
 
-    def _step_changes(self, event: StepCommitted | StepProposed | StepJudged) -> Iterator[Data]:
+    def _step_changes(self, event: StepDelta | StepCommitted | StepProposed | StepJudged) -> Iterator[Data]:
         chat = self._request.text_request
         if chat.include_reasoning is False:
             return
-        if isinstance(event, StepCommitted) and not event.in_answer:
-            yield from self._begun({"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta("thinking", event.step.text)
-            yield from self._closing()
+        if isinstance(event, StepDelta) or (isinstance(event, StepCommitted) and not event.in_answer):
+            if not (self._is_open and self._blocks[-1]["type"] == "thinking"):
+                yield from self._begun({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta("thinking", event.text if isinstance(event, StepDelta) else event.rest)
+            if isinstance(event, StepCommitted):
+                yield self._delta("signature", SIGNATURE)
+                yield from self._closing()
         elif chat.speculation.events:
             data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}
             yield {"type": f"stepspec.{event.type}", "stepspec": data}

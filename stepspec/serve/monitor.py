@@ -13,7 +13,7 @@ from stepspec import __version__
 from stepspec.api.models import Pair
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.loop.result import Event, Result
-from stepspec.loop.step import StepCommitted
+from stepspec.loop.step import StepCommitted, StepDelta
 from stepspec.serve.admission import Admission
 
 MODEL = ("model_name",)
@@ -171,7 +171,7 @@ class Watch:
 
     def saw(self, event: Event) -> None:
         """Note an event."""
-        if isinstance(event, StepCommitted):
+        if isinstance(event, StepDelta | StepCommitted):
             self._first("time_to_first_thought_seconds")
         elif isinstance(event, AnswerDelta | ToolCalled):
             self._first("time_to_first_answer_seconds")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.result import Event, Result
-from stepspec.loop.step import Noted, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Noted, Step, StepCommitted, StepDelta, StepJudged, StepProposed
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.responses_request import ResponsesRequest
 
@@ -199,7 +199,7 @@ class ResponsesAnswer:
         return response
 
     def _changes(self, event: Event) -> Iterator[Data]:
-        if isinstance(event, StepCommitted | StepProposed | StepJudged):
+        if isinstance(event, StepDelta | StepCommitted | StepProposed | StepJudged):
             yield from self._step_changes(event)
         elif isinstance(event, Noted):
             yield {"type": f"stepspec.{event.type}", "stepspec": {"note": event.text}}
@@ -212,13 +212,16 @@ class ResponsesAnswer:
             yield self._items[-1].delta(event.call.arguments)
             yield from self._items[-1].closing("completed")
 
-    def _step_changes(self, event: StepCommitted | StepProposed | StepJudged) -> Iterator[Data]:
+    def _step_changes(self, event: StepDelta | StepCommitted | StepProposed | StepJudged) -> Iterator[Data]:
         if not self._with_reasoning:
             return
-        if isinstance(event, StepCommitted) and not event.in_answer:
+        if isinstance(event, StepDelta) or (isinstance(event, StepCommitted) and not event.in_answer):
             if not any(isinstance(item, _Reasoning) for item in self._open_items()):
                 yield from self._begun(_Reasoning(len(self._items)))
-            yield self._items[-1].delta(event.step.text, stepspec={"step": _step_data(event.step)})
+            if isinstance(event, StepDelta):
+                yield self._items[-1].delta(event.text)
+            else:
+                yield self._items[-1].delta(event.rest, stepspec={"step": _step_data(event.step)})
         elif self._with_events:
             data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}
             yield {"type": f"stepspec.{event.type}", "stepspec": data}

@@ -213,10 +213,10 @@ class Service:
         }
 
     async def counted(self, request: Request) -> dict[str, int]:
-        """Return the number of tokens of a conversation, in the format of Anthropic's API.
+        """Return the number of tokens of a conversation, in the format of Anthropic's API. It may exceed the context.
 
         Raises:
-            UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
+            UsageError: the client may not send it now, or it is invalid.
             EngineError: the service cannot take it now, or a model failed.
         """
         async with self.reading(request, CountRequest) as (_, asked):
@@ -224,7 +224,9 @@ class Service:
             asked.fit(model.pair.target.tokenizer.thinking)
             session = model.session(named, Speculation())[1]
             options = asked.text_request.options(model.pair.target.tokenizer.end_ids)
-            return {"input_tokens": len((await session.prepare(asked.questions()[0], options)).prompt)}
+            (messages,) = asked.questions()
+            found = await session.prepared(messages, options, time.perf_counter(), must_fit=False)
+            return {"input_tokens": len(found.prompt)}
 
     async def aclose(self) -> None:
         """Free all models."""

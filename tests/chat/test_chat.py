@@ -3,12 +3,12 @@
 import asyncio
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from following import THOUGHTS, FollowingEngine, asked_of, following_pair
+from following import TEMPLATE, THOUGHTS, FollowingEngine, asked_of, following_pair
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.exceptions import (
@@ -18,7 +18,7 @@ from langchain_core.exceptions import (
     ModelNotFoundError,
     ModelTimeoutError,
 )
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
@@ -78,24 +78,92 @@ async def test_each_step_is_a_reasoning_block_and_the_content_is_a_string() -> N
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
 @pytest.mark.parametrize("question", ["How many?", "Please double 4."])
-async def test_chunks_add_up_to_the_message(version: Any, question: str) -> None:
-    model = new_chat(output_version=version).bind_tools([double])
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("policy", ["specreason", "target"])
+async def test_chunks_add_up_to_the_message(version: Any, question: str, thinks: bool, policy: str) -> None:
+    pair = following_pair(thinks=thinks)
+    model = ChatStepSpec(pair=pair, output_version=version, policy=policy).bind_tools([double])
     message = await model.ainvoke(question)
-    chunks = [chunk async for chunk in model.astream(question)]
-    total: Any = chunks[0]
-    for chunk in chunks[1:]:
-        total = total + chunk
+    total = await added(model.astream(question))
     assert total.text == message.text
     assert total.usage_metadata == message.usage_metadata
     strip = [{name: value for name, value in block.items() if name != "id"} for block in total.content_blocks]
     assert strip == [{name: value for name, value in block.items() if name != "id"} for block in message.content_blocks]
-    assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_a_model_without_separate_reasoning_returns_only_text() -> None:
-    message = await ChatStepSpec(pair=following_pair(thinks=False)).ainvoke("How many?")
-    assert [block["type"] for block in message.content_blocks] == ["text"]
-    assert message.text == ANSWER
+async def added(chunks: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
+    """Return the sum of the chunks, which have one id."""
+    found = [chunk async for chunk in chunks]
+    assert len({chunk.id for chunk in found}) == 1
+    return sum(found[1:], found[0])
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+async def test_what_the_target_writes_is_streamed_by_tokens(version: Any) -> None:
+    chat = new_chat(policy="target", output_version=version)
+    chunks = [chunk async for chunk in chat.astream("How many?")]
+    blocks: list[Any] = [block for chunk in chunks for block in chunk.content_blocks if block["type"] == "reasoning"]
+    assert "".join(block["reasoning"] for block in blocks) == "".join(THOUGHTS)
+    ends = [index for index, block in enumerate(blocks) if "extras" in block]
+    assert [blocks[end]["index"] for end in ends] == [1, 2]
+    assert all(block["index"] == 1 for block in blocks[: ends[0]])
+    assert len(blocks) > 2 * len(THOUGHTS)
+    texts = [
+        block["reasoning"]
+        async for chunk in new_chat(policy="specreason").astream("How many?")
+        for block in chunk.content_blocks
+        if block["type"] == "reasoning"
+    ]
+    assert texts == list(THOUGHTS), "a step of the draft is shown when it is accepted"
+
+
+STEPS = "We add 4.\n\nThen 3.\n\nIt is 7."
+
+
+def without_thinking(text: str, policy: str = "target", **settings: Any) -> ChatStepSpec:
+    """Return a chat model whose target does not separate its thinking, and always answers the same."""
+    tokenizer = WordTokenizer(TEMPLATE.replace("thinks", "false"), tags=False)
+    target = ScriptedEngine(tokenizer, [Reply(f"{text}<|end|>", chunk_size=3)] * 9, name="target")
+    return ChatStepSpec(pair=Pair(target, None), policy=policy, **settings)
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize(
+    ("text", "stop", "blocks"),
+    [
+        (STEPS, None, ["We add 4.\n\n", "Then 3.\n\n", "It is 7."]),
+        (STEPS, ["3"], ["We add 4.\n\n", "Then "]),
+        (STEPS, ["\n\nIt is 8"], ["We add 4.\n\n", "Then 3.\n\n", "It is 7."]),
+        (
+            'I double it.\n\n<tool_call>\n{"name": "double", "arguments": {"n": 4}}\n</tool_call>\n\nAnd wait.',
+            None,
+            ["I double it.", "\n\nAnd wait."],
+        ),
+    ],
+)
+async def test_steps_that_are_the_answer_are_text_blocks(
+    version: Any, text: str, stop: list[str] | None, blocks: list[str]
+) -> None:
+    model = without_thinking(text, output_version=version, stop=stop).bind_tools([double])
+    for message in (await model.ainvoke("How many?"), await added(model.astream("How many?"))):
+        found: list[Any] = [block for block in message.content_blocks if block["type"] == "text"]
+        assert [block["text"] for block in found] == blocks
+        assert message.text == "".join(blocks)
+        assert [block["extras"]["step"] for block in found if "extras" in block] == [
+            block["index"] for block in found if "extras" in block
+        ]
+        assert {block["extras"]["origin"] for block in found if "extras" in block} == {"target"}
+
+
+async def test_steps_that_are_the_answer_go_back_as_one_text() -> None:
+    pair = following_pair(thinks=False)
+    for version in ("v0", "v1"):
+        chat = ChatStepSpec(pair=pair, output_version=version)
+        first = await chat.ainvoke("How many?")
+        assert len(first.content_blocks) > 1
+        await chat.ainvoke([HumanMessage("How many?"), first, HumanMessage("Sure?")])
+        assert asked_of(pair.target)[1]["content"] == ANSWER
+        assert await chat.with_structured_output(Sum).ainvoke("It is 7.") == Sum(total=7)
 
 
 async def test_earlier_reasoning_goes_to_the_template() -> None:

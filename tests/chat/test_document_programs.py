@@ -81,7 +81,7 @@ def test_the_agent_multiplies_and_differs_from_the_original_only_by_the_diff(run
 
 def test_the_langchain_program_streams_steps_and_keeps_to_a_schema(run: Run) -> None:
     printed = run(PROGRAMS["langchain"][1])
-    assert printed.startswith("draft What is asked is clear.\ndraft Nothing else is needed.\n")
+    assert printed.startswith("What is asked is clear.\n\n(draft)\nNothing else is needed.\n\n(draft)\n")
     assert printed.endswith("factors=[12] product=12\n")
 
 

@@ -62,9 +62,12 @@ async def test_steps_are_streamed_in_the_order_of_commitment(spec: StepSpec) -> 
     blocks: list[Any] = [block for chunk in chunks for block in chunk.content_blocks]
     kinds = [block["type"] for block in blocks]
     assert kinds == sorted(kinds)  # reasoning, then text
-    thoughts = [block for block in blocks if block["type"] == "reasoning"]
+    whole: Any = sum(chunks[1:], chunks[0])
+    thoughts = [block for block in whole.content_blocks if block["type"] == "reasoning"]
     assert [block["reasoning"] for block in thoughts] == [step.text for step in expected.steps]
     assert [block["extras"]["origin"] for block in thoughts] == [step.origin for step in expected.steps]
+    written = [block["index"] for block in blocks if block["type"] == "reasoning" and "extras" not in block]
+    assert {expected.steps[index - 1].origin for index in written} <= {"target", "salvaged"}
     assert "".join(block["text"] for block in blocks if block["type"] == "text") == expected.answer
 
 

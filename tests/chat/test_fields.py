@@ -489,6 +489,7 @@ WRONG: Mapping[str, list[Any]] = {
     "top_logprobs": [-1, 21, 1, "1", True],
     "session_id": [5, True],
     "cache_salt": [5, True],
+    "step_deltas": [None, 1],
     "policy": [5, True],
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic, APIStatusError, AsyncAnthropic, AuthenticationError, NotFoundError
+from anthropic import Anthropic, AsyncAnthropic, AuthenticationError, BadRequestError, NotFoundError
 from anthropic.types import ToolUseBlock
 from following import THOUGHTS, asked_of, following_pair
 from service import serving
@@ -15,6 +15,7 @@ from stepspec import Pair
 from stepspec.serve import Settings
 from stepspec.serve.errors import RefusedError
 from stepspec.serve.keys import Keys
+from stepspec.serve.messages_answer import SIGNATURE
 from stepspec.serve.messages_request import MessagesRequest
 
 FORM: Any = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}
@@ -58,7 +59,8 @@ def chat_fields(**fields: Any) -> dict[str, Any]:
 def test_each_step_is_a_thinking_block(client: Anthropic) -> None:
     message = client.messages.create(model="target", max_tokens=100, messages=[USER])
     assert [block.type for block in message.content] == ["thinking", "thinking", "text"]
-    assert [block.thinking for block in message.content if block.type == "thinking"] == [*THOUGHTS]
+    thoughts = [(block.thinking, block.signature) for block in message.content if block.type == "thinking"]
+    assert thoughts == [(thought, SIGNATURE) for thought in THOUGHTS]
     assert message.content[-1].type == "text"
     assert message.content[-1].text == ANSWER
     assert (message.stop_reason, message.stop_sequence, message.role) == ("end_turn", None, "assistant")
@@ -146,6 +148,15 @@ def test_tokens_are_counted_as_in_the_answer(client: Anthropic) -> None:
     count = client.messages.count_tokens(**fields).input_tokens
     usage = client.messages.create(max_tokens=50, **fields).usage
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_prompt_beyond_the_context_is_counted_and_not_answered(client: Anthropic) -> None:
+    fields: Any = {"model": "target", "messages": [{"role": "user", "content": "word " * 200_000}]}
+    assert client.messages.count_tokens(**fields).input_tokens > 200_000
+    with pytest.raises(BadRequestError, match=r"prompt is too long: \d+ tokens > 100000 maximum\.") as caught:
+        client.messages.create(max_tokens=10, **fields)
+    error: Any = caught.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
 
 
 # Requests
@@ -297,10 +308,6 @@ def test_errors_are_in_the_format_of_the_api(client: Anthropic) -> None:
     ):
         response = httpx.request(method, f"{client.base_url}/v1/messages{path}", timeout=60)
         assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-    too_long: Any = [{"role": "user", "content": "word " * 200_000}]
-    with pytest.raises(APIStatusError) as long:
-        client.messages.create(model="target", max_tokens=10, messages=too_long)
-    assert long.value.status_code == 400
 
 
 def test_keys_are_taken_from_either_header() -> None:

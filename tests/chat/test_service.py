@@ -19,6 +19,7 @@ from following import THOUGHTS, FollowingEngine, following_pair
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+from scripted import check_deltas
 from service import serving, serving_app
 from typer.testing import CliRunner
 
@@ -30,7 +31,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
 from stepspec.loop.result import Done, Event
-from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import StepCommitted, StepDelta, StepJudged, StepProposed
 from stepspec.serve import Settings
 from stepspec.serve.admission import ServiceLimits
 
@@ -45,6 +46,7 @@ ADD = {
 }
 STEPS = StepProposed | StepJudged | StepCommitted
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
+RAW = json.dumps({"messages": ASK, "tools": None}) + "\n<|assistant|>"
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +281,35 @@ async def test_the_remote_api_answers_like_the_local_one(address: str) -> None:
             assert shown(remote_events) == shown(local_events)
 
 
+STREAMED: Sequence[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
+    ("chat/completions", {"messages": ASK}, lambda chunk: chunk["choices"][0]["delta"].get("reasoning", "")),
+    ("completions", {"prompt": f"{RAW}<think>"}, lambda chunk: chunk["choices"][0]["text"]),
+    ("responses", {"input": "How many?"}, lambda event: "reasoning" in event["type"] and event.get("delta", "")),
+    ("messages", {"max_tokens": 99, "messages": ASK}, lambda event: event.get("delta", {}).get("thinking", "")),
+]
+"""Routes, their requests, and the thinking in a chunk of their streams."""
+
+
+async def test_what_the_target_writes_is_streamed_by_tokens() -> None:
+    with serving(following_pair(), "target") as address:
+        async with httpx.AsyncClient(timeout=60) as client:
+            for path, body, thinking_of in STREAMED:
+                sent = {"model": "target", **body, "stream": True}
+                lines = (await client.post(f"{address}/{path}", json=sent)).text.splitlines()
+                chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+                found = [text for chunk in chunks if (text := thinking_of(chunk))]
+                assert "".join(found).partition("</think>")[0] == "".join(THOUGHTS), path
+                assert len(found) > 2 * len(THOUGHTS)
+        local = [
+            event async for event in StepSpec(policy="target", pair=following_pair()).stream("How?", step_deltas=True)
+        ]
+        async with RemoteStepSpec(address) as remote:
+            events = [event async for event in remote.stream("How?", step_deltas=True)]
+            assert not [event async for event in remote.stream("How?") if isinstance(event, StepDelta)]
+        assert events[:-1] == local[:-1]
+        assert check_deltas(local) > len(THOUGHTS)
+
+
 def shown(events: Sequence[Event]) -> list[Any]:
     """Return the events, those of tool calls by their types: each call has an id of its own."""
     return [event if isinstance(event, AnswerDelta | STEPS) else event.type for event in events]
@@ -394,7 +425,6 @@ def test_the_model_id_of_a_server_is_no_terminal_code() -> None:
     assert done.stdout.replace("\n", "").isprintable()
 
 
-RAW = json.dumps({"messages": ASK, "tools": None}) + "\n<|assistant|>"
 DEADLINE = {"stepspec": {"deadline_s": 0.3}, "model": "target"}
 ROUTES: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], object]]] = {
     "chat/completions": ({"messages": ASK}, lambda answer: answer["choices"][0]["finish_reason"]),
@@ -480,18 +510,52 @@ async def test_without_a_policy_the_chat_model_uses_that_of_the_service_and_name
     )
 
 
-class TestOpenAI(ChatModelIntegrationTests):
-    """The standard suite over the OpenAI protocol, as other agent frameworks use it."""
+class Served(ChatModelIntegrationTests):
+    """The standard suite of LangChain against the service."""
+
+    base_url = ""
 
     @pytest.fixture(autouse=True)
     def _address(self, address: str) -> None:
         type(self).base_url = address
 
-    @pytest.fixture(scope="class", autouse=True)
+    @pytest.fixture(scope="module", autouse=True)
     async def _one_loop(self, anyio_backend: str) -> None:
         """Use one event loop for all tests: the OpenAI client keeps connections that belong to one loop."""
 
-    base_url = ""
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatStepSpec
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"base_url": self.base_url}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+
+class TestServed(Served):
+    """`ChatStepSpec` with the address of the service."""
+
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "target@token"
+
+
+class TestOpenAI(Served):
+    """OpenAI's chat completions, as other agent frameworks use them."""
+
+    uses_responses = False
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -504,13 +568,11 @@ class TestOpenAI(ChatModelIntegrationTests):
             "base_url": self.base_url,
             "api_key": "none",
             "stream_usage": True,
-            "use_responses_api": False,
+            "use_responses_api": self.uses_responses,
         }
 
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
 
-    @property
-    def supports_model_override(self) -> bool:
-        return False
+class TestOpenAIResponses(TestOpenAI):
+    """OpenAI's Responses API."""
+
+    uses_responses = True

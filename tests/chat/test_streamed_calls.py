@@ -15,7 +15,7 @@ from stepspec.api.session import StepSpec
 from stepspec.chat.events import ToolCall, ToolCalled
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec
-from stepspec.langchain.messages import chunk_of
+from stepspec.langchain.messages import AnswerSteps, chunk_of
 from stepspec.loop.result import Event
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ VALUES = st.recursive(
 def test_the_arguments_of_an_invalid_call_are_not_completed(arguments: dict[str, Any], cut: int) -> None:
     text = json.dumps(arguments)[:cut]
     call = ToolCall("abcdefghi", "say", text, "The call is incomplete.")
-    chunk = chunk_of(ToolCalled(0, call))
+    chunk = chunk_of(ToolCalled(0, call), AnswerSteps())
     assert chunk is not None
     total = AIMessageChunk(content=text) + chunk
     assert total.tool_calls == []

@@ -86,6 +86,7 @@ class Reasoning {
     this.proposals = new Map(); // by index of the step
     this.steps = [];
     this.content = "";
+    this.open = ""; // text of the step that is being written
     this.inAnswer = ""; // steps that the answer repeats, as the model does not separate its thinking
     $("steps").replaceChildren();
     $("strip").replaceChildren();
@@ -100,6 +101,7 @@ class Reasoning {
     const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 60; // the reader has not scrolled up
     if (note) showNote(note);
     if (step) this.commit(step, delta);
+    else this.open += delta.reasoning ?? "";
     if (event?.type === "step.proposed") this.proposed(event.index).push({ ...event });
     if (event?.type === "step.judged") this.judge(event);
     if (step || event) this.showPending();
@@ -119,7 +121,8 @@ class Reasoning {
   }
 
   commit(step, delta) {
-    const text = delta.reasoning ?? step.text ?? delta.content ?? "";
+    const text = delta.reasoning === undefined ? (step.text ?? delta.content ?? "") : this.open + delta.reasoning;
+    this.open = "";
     if (delta.reasoning === undefined) this.inAnswer += text;
     this.steps.push(step);
     const author = ORIGINS[step.origin] ?? step.origin;

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """The vLLM plugin: drafted tokens of vLLM's own speculation may stand under the rules of `Acceptance`; see `fields`.
 
 vLLM loads it by the entry point `vllm.general_plugins`. It changes nothing for a request that does not ask for it. It

@@ -121,7 +121,7 @@ class VllmEngine:
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
         self._relaxes = speculative is not None and loop.run(self._relaxed_positions("")) is not None
-        self._samples = speculative is None or self._relaxes or self._device != "cpu" or _expands()
+        self._samples = speculative is None or self._relaxes or self._device != "cpu" or expands()
         self._route: ScoreRoute = loop.run(self._find_route())
 
     @property
@@ -399,8 +399,11 @@ async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
     return AsyncLLM.from_engine_args(arguments)
 
 
-def _expands() -> bool:
-    """Return whether the CPU build gives each drafted token the settings of its request."""
+def expands() -> bool:
+    """Return whether the CPU build gives each drafted token the temperature, top-k and top-p of its request.
+
+    In 0.32.0 it writes them into a copy. Drafted tokens are then sampled with unwritten memory.
+    """
     try:
         importlib.import_module("vllm._C")
         from vllm.utils.cpu_triton_utils import _expand_kernel_impl

@@ -41,7 +41,7 @@ from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.relaxation import CONTROL, DIGIT, PLAIN, relaxation_of, relaxed
 from stepspec.engines.torch_engine.sampling import distributions as distributions_of
 from stepspec.engines.torch_engine.sampling import residual, samplers
-from stepspec.engines.vllm_engine import VllmEngine
+from stepspec.engines.vllm_engine import VllmEngine, expands
 from stepspec.engines.vllm_plugin.fields import PREFIX, fields_of
 from stepspec.engines.vllm_plugin.rounds import RelaxedRound
 from stepspec.errors import StepSpecError
@@ -294,6 +294,18 @@ async def greedy(engine: VllmEngine, target: PreTrainedModel) -> list[Any]:
     ]
 
 
+async def guard(engine: VllmEngine) -> list[str]:
+    """Return how an engine without the plugin answers a sampled call on a CPU build that loses its temperature."""
+    found, engine._samples = [], False
+    for temperature in (0.0, 1.0):
+        try:
+            await collect(engine.generate(Generate(TokenBuffer(PROMPT), Sampling(temperature), Stop(2))))
+            found.append("")
+        except StepSpecError as error:
+            found.append(str(error))
+    return found
+
+
 async def refusals(engine: VllmEngine) -> list[str]:
     """Return how vLLM answers invalid rules."""
     wrong: list[dict[str, Any]] = [
@@ -328,6 +340,7 @@ def report(request: dict[str, Any]) -> dict[str, Any]:
             found["tiny"] = asyncio.run(tiny(engine, target, draft))
             found["greedy"] = asyncio.run(greedy(engine, target))
             found["refusals"] = asyncio.run(refusals(engine))
+            found["guard"] = [expands(), *asyncio.run(guard(engine))]
     weights = Path(request["weights"])
     options = "dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
     with tempfile.TemporaryDirectory() as folder:

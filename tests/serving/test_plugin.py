@@ -87,6 +87,15 @@ def test_invalid_rules_are_refused_when_a_request_arrives(found: dict[str, Any])
         assert part in message
 
 
+@needs_vllm
+def test_a_cpu_build_that_loses_the_temperature_of_drafted_tokens_is_a_clear_error(found: dict[str, Any]) -> None:
+    """The smallest case is one call of its kernel, in `expands`. Without the plugin, sampled calls are refused."""
+    keeps, greedy, sampled = found["guard"]
+    assert not keeps, "this build is repaired: leave out what the plugin does for CPUs"
+    assert greedy == ""
+    assert "loses temperature, top_k and top_p of drafted tokens. Set temperature to 0" in sampled
+
+
 @pytest.mark.parametrize(
     "rule",
     [

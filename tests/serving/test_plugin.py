@@ -1,8 +1,10 @@
 """The plugin's rules inside a real vLLM, in `.venv-vllm`: on its sampler, on tiny models, and with a hostile draft."""
 
 import json
+import sys
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from servers import VllmForks, needs_vllm
 
 from evals.training.gsm_mini import load_split
 from stepspec.engines.protocol import Acceptance
+from stepspec.engines.vllm_plugin import register
 from stepspec.engines.vllm_plugin.fields import acceptance_in, fields_of
 from stepspec.errors import UsageError
 from stepspec.mini import WEIGHTS
@@ -109,6 +112,17 @@ def test_a_cpu_build_that_loses_the_temperature_of_drafted_tokens_is_a_clear_err
 def test_a_rule_passes_through_the_fields_of_a_request(rule: Acceptance) -> None:
     assert acceptance_in(json.loads(json.dumps(fields_of(rule)))) == rule
     assert acceptance_in({"other": 1, "stepspec_key": "x"}) == Acceptance()
+
+
+def test_another_version_of_vllm_gets_one_warning_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.99.0+cpu"))
+    finders = [*sys.meta_path]
+    register()
+    assert sys.meta_path == finders
+    (record,) = caplog.records
+    assert "does nothing with vLLM 0.99.0: it is for 0.32.0" in record.getMessage()
 
 
 @pytest.mark.parametrize("fields", [{"window": 2.5}, {"threshold": "0.1"}, {"threshold": True}, {"entropy": None}])

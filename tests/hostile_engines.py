@@ -12,7 +12,7 @@ from own_answers import check
 from random_judge import RandomJudge
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.engines.protocol import Engine, Generate, Sampling, TokenChunk, Verification, Verify, collect
+from stepspec.engines.protocol import Engine, Generate, Sampling, TokenBuffer, TokenChunk, Verification, Verify, collect
 from stepspec.engines.stops import StopMatcher
 from stepspec.loop.request import Request
 
@@ -28,8 +28,19 @@ POLICIES: tuple[dict[str, Any], ...] = (
 )
 
 
+RELAXED: tuple[dict[str, Any], ...] = (
+    {"family": "target", "token": {"drafter": "engine", "acceptance": "ratio", "threshold": 1e-6}},
+    {"family": "target", "token": {"drafter": "engine", "acceptance": "typical", "threshold": 1e-6}},
+)
+"""Rules that keep nearly every drafted token."""
+
+
 class Recording:
-    """An engine that records what another one writes and confirms."""
+    """An engine that records what another one writes and confirms.
+
+    Of a greedy text with relaxed tokens, it records those that a pass of the target confirms. Of a sampled one, it
+    records those that the engine does not report as relaxed.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -44,10 +55,15 @@ class Recording:
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         ids = [*call.prompt.since(0), *call.after]
+        loose = not call.drafting.acceptance.is_exact
         async for chunk in self.engine.generate(call):
-            for id in chunk.ids:
-                self.confirm(ids, id)
+            for place, id in enumerate(chunk.ids):
+                if not loose or (call.sampling.temperature > 0 and place not in (chunk.relaxed or ())):
+                    self.confirm(ids, id)
                 ids.append(id)
+            if loose and call.sampling.temperature == 0:
+                start = len(ids) - len(chunk.ids)
+                await self.verify(Verify(TokenBuffer(ids[:start]), ids[start:]))
             yield chunk
 
     async def verify(self, call: Verify) -> Verification:
@@ -85,9 +101,11 @@ class Hostile:
         yield TokenChunk(tuple(written), end or "length")
 
 
-async def try_policies(engine: Engine, draft: Hostile, questions: Sequence[str]) -> None:
+async def try_policies(
+    engine: Engine, draft: Hostile, questions: Sequence[str], policies: Sequence[dict[str, Any]] = POLICIES
+) -> None:
     """Ask each question under another policy that runs on the engine, and check the texts."""
-    runnable = [each for each in POLICIES if "scores" in engine.abilities or each is not POLICIES[1]]
+    runnable = [each for each in policies if "scores" in engine.abilities or each is not POLICIES[1]]
     found, num_checked = set[str](), 0
     for number, (question, policy) in enumerate(zip(questions, cycle(runnable), strict=False)):
         kind, num_places = await _run(Recording(engine), draft, policy, question, number)
@@ -102,8 +120,9 @@ async def _run(target: Any, draft: Any, tables: dict[str, Any], question: str, s
     session, made = StepSpec(policy=policy, pair=Pair(target, draft)), list[Request]()
     make = session._request
     session._request = lambda *given: made.append(make(*given)) or made[-1]  # type: ignore[method-assign]
-    # vLLM's CPU build 0.32 returns ids that no model has, or hangs, where it samples while it speculates.
-    samples = seed % 2 == 1 and target.own_speculation in (None, "none")
+    # vLLM's CPU build 0.32 loses the temperature of drafted tokens, unless it has the plugin.
+    own, repaired = target.own_speculation, "relaxed acceptance" in target.abilities
+    samples = seed % 2 == 1 and (own in (None, "none") or repaired)
     sampling = Sampling(temperature=1.0 if samples else 0.0, seed=seed)
     result = await session.generate(question, sampling=sampling, max_tokens=160)
     return check(result, made[0], target)

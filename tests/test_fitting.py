@@ -73,12 +73,20 @@ def test_policies_that_leave_drafting_to_the_engine_run_on_every_engine(models: 
     assert fitted.token.drafter == ("draft-model" if drafts else "engine")
 
 
-@pytest.mark.parametrize("settings", [{"num_tokens": 4}, RATIO])
-def test_settings_that_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="num_tokens or acceptance"):
-        fit_policy(drafting("auto", **settings), steered(NGRAM))
-    with pytest.raises((UsageError, ValidationError), match=r"num_tokens or acceptance|needs one of the drafters"):
-        fit_policy(drafting("engine", **settings), steered(None))
+@pytest.mark.parametrize("drafter", ["auto", "engine"])
+def test_settings_that_the_engine_decides_cannot_be_set(drafter: str) -> None:
+    with pytest.raises(UsageError, match="sets num_tokens, which target controls"):
+        fit_policy(drafting(drafter, num_tokens=4), steered(NGRAM))
+    without, models = EVERYTHING - {"relaxed acceptance"}, steered(NGRAM)
+    models.target.abilities = without  # type: ignore[misc]
+    with pytest.raises(UsageError, match=r"by its own rule, not by 'ratio'.*stepspec's plugin"):
+        fit_policy(drafting(drafter, **RATIO), models)
+
+
+@pytest.mark.parametrize("policy", ["relaxed", "fly"])
+def test_relaxed_policies_use_the_speculation_of_an_engine_that_can_relax_tokens(policy: str) -> None:
+    table = StepSpec(policy=policy, pair=steered(NGRAM)).policy.token
+    assert (table.drafter, table.num_tokens, table.drafting.acceptance.is_exact) == ("engine", "auto", False)
 
 
 def test_a_relaxed_rule_needs_a_drafter() -> None:

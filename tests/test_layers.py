@@ -287,6 +287,9 @@ ALLOWED = {
     "_convert_weight_to_int4pack_for_cpu": "torch: packs a weight in 4 bits",
     "_weight_int4pack_mm_for_cpu": "torch: multiplies with a weight in 4 bits",
     "_aclassify": "langchain: whether a decision model has an asynchronous method of its own",
+    "_validate_params": "vllm: checks a request when it arrives; the plugin wraps it",
+    "_sample": "vllm: samples a round; the plugin wraps it",
+    "_bookkeeping_sync": "vllm: stores the tokens of a round; the plugin wraps it",
     "_attn_implementation": "transformers: the attention that a configuration selects",
 }
 """Attributes with an underscore of objects that are not stepspec's, and why they are used."""

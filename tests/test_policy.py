@@ -210,7 +210,7 @@ def test_a_wrong_name_or_combination_is_refused_with_its_place(tmp_path: Path, t
         ("[token]\ntolerance = 0.1", 'token: tolerance is now acceptance = "typical" with threshold, or "exact"'),
         ("[token]\nthreshold = 0.5", "token: Acceptance 'exact' does not use threshold."),
         ("[token]\nexact_digits = true", "token: Acceptance 'exact' does not use exact_digits, "),
-        ('[token]\nacceptance = "ratio"\nthreshold = 0.1', "token: Acceptance 'ratio' needs one of the drafters "),
+        ('[token]\nacceptance = "ratio"\nthreshold = 0.1', "token: Acceptance 'ratio' needs a drafter, got 'none'."),
         (SUFFIX + 'acceptance = "ratio"', "token: Acceptance 'ratio' needs threshold."),
         (
             SUFFIX + 'acceptance = "ratio"\nthreshold = 0.1\nwindow = 2',

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepspec.api.models import Pair
-from stepspec.engines.protocol import Ability, DrafterName
+from stepspec.engines.protocol import Ability, DrafterName, check_acceptance
 from stepspec.errors import UsageError
 from stepspec.loop.policy import Policy
 
@@ -29,7 +29,10 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
     note = None
     if policy.token.drafter == "auto":
         drafter, note = _best_drafter(pair)
-        policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
+        changed: dict[str, str] = {"drafter": drafter}
+        if drafter == "engine" and policy.token.acceptance != "exact":
+            changed["num_tokens"] = "auto"
+        policy = policy.model_copy(update={"token": policy.token.model_copy(update=changed)})
     check_judging(policy, pair)
     _check_drafting(policy, pair)
     return policy, note
@@ -100,11 +103,12 @@ def _check_drafting(policy: Policy, pair: Pair) -> None:
             f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
             "drafter = \"engine\" in its [token] table, choose the policy 'engine', or turn off its speculation."
         )
-    if table.drafter == "engine" and (table.acceptance != "exact" or table.num_tokens != "auto"):
-        raise UsageError(
-            f"The policy sets num_tokens or acceptance, which {target.name} controls by itself. Leave them out of its "
-            "[token] table."
-        )
+    if table.drafter == "engine":
+        if table.num_tokens != "auto":
+            raise UsageError(
+                f"The policy sets num_tokens, which {target.name} controls by itself. Leave it out of [token]."
+            )
+        check_acceptance(target, table.drafting.acceptance)
     if table.drafter == "none" and table.acceptance != "exact":
         raise UsageError(
             f"The policy accepts drafted tokens by {table.acceptance!r}, but {target.name} has no drafter. Set "

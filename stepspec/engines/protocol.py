@@ -182,6 +182,11 @@ class Sampling:
         """Whether logits change with the tokens before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether penalties, bias or a mask change logits."""
+        return self.depends_on_text or bool(self.logit_bias) or self.allowed is not None
+
     @cached_property
     def named_ids(self) -> tuple[int, ...]:
         """The token ids in `logit_bias`, and the lowest and highest one in `allowed`."""
@@ -320,16 +325,13 @@ class Drafting:
     num_tokens: int | None = None
     """Tokens drafted per round; None chooses the number online from measured acceptance and costs."""
     acceptance: Acceptance = Acceptance()
-    """Which drafted tokens stand. Other rules than `exact` need one of `CALL_DRAFTERS`."""
+    """Which drafted tokens stand. Other rules than `exact` need a drafter and the ability `relaxed acceptance`."""
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
             raise UsageError(f"num_tokens must be between 0 and {MAX_DRAFTED}, got {self.num_tokens}.")
-        if not self.acceptance.is_exact and self.drafter not in CALL_DRAFTERS:
-            raise UsageError(
-                f"Acceptance {self.acceptance.rule!r} needs one of the drafters {', '.join(CALL_DRAFTERS)}, got "
-                f"{self.drafter!r}."
-            )
+        if not self.acceptance.is_exact and self.drafter == "none":
+            raise UsageError(f"Acceptance {self.acceptance.rule!r} needs a drafter, got 'none'.")
         window = self.acceptance.window
         if window is not None and self.num_tokens is not None and self.num_tokens <= window:
             raise UsageError(f"A window of {window} needs more than {window} drafted tokens, got {self.num_tokens}.")
@@ -381,7 +383,7 @@ class TokenChunk:
     None without the ability `entropies`."""
     relaxed: tuple[int, ...] | None = None
     """Positions in `ids` of relaxed tokens, which the exact rule with the same random numbers would have rejected; see
-    `Acceptance`. None if the engine does not know."""
+    `Acceptance`; also of those that may be, where the engine cannot tell. None if it relaxes no token."""
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -458,6 +460,7 @@ Ability = Literal[
     "entropies",
     "json schema",
     "penalties",
+    "relaxed acceptance",
     "forget",
 ]
 """Optional features of an engine.
@@ -466,7 +469,8 @@ Ability = Literal[
 log-probs of labels. `cached scores`: for scores and choices it reads only what is not in its prefix cache. `samples`:
 it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies.
 `json schema`: `generate` supports a schema. `penalties`: the presence and the frequency penalty also count the
-output before the call. `forget`: `forget` clears all caches, and groups are kept apart.
+output before the call. `relaxed acceptance`: `generate` supports all acceptance rules. `forget`: `forget` clears all
+caches, and groups are kept apart.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
@@ -712,17 +716,22 @@ def _invalid_id(found: object) -> UsageError:
     return UsageError(f"Token ids must be whole numbers from 0 to {MAX_TOKEN_ID}, got {found!r}.")
 
 
-def check_exact(name: str, drafting: Drafting) -> None:
-    """Check that a call to the model called `name` relaxes no token, for engines that cannot.
+def check_acceptance(engine: Engine, acceptance: Acceptance) -> None:
+    """Check that an engine that drafts tokens by itself supports an acceptance rule.
 
     Raises:
-        UsageError: it does.
+        UsageError: it does not.
     """
-    if not drafting.acceptance.is_exact:
+    if not acceptance.is_exact and "relaxed acceptance" not in engine.abilities:
         raise UsageError(
-            f"{name} accepts drafted tokens by its own rule, not by {drafting.acceptance.rule!r}. Serve it with the "
-            "torch engine, or leave out acceptance."
+            f"{engine.name} accepts drafted tokens by its own rule, not by {acceptance.rule!r}. Leave out acceptance, "
+            "or serve it with the torch engine, or with vLLM, its own speculation and stepspec's plugin."
         )
+
+
+def may_be_relaxed(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of the ids that a rule can relax, for engines that cannot tell which are."""
+    return tuple(place for place, id in enumerate(ids) if not tokenizer.is_special(id))
 
 
 def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ calls can come from any loop. The engine tests once which features the installed
 
 import asyncio
 import dataclasses
+import importlib
 import json
 import os
 import uuid
@@ -34,14 +35,17 @@ from stepspec.engines.protocol import (
     TokenChunk,
     Verification,
     Verify,
-    check_exact,
+    check_acceptance,
     check_ids,
     check_room,
+    collect,
     hash_of,
+    may_be_relaxed,
     read_prompt_logprobs,
     side_by_side,
 )
 from stepspec.engines.stops import StopMatcher
+from stepspec.engines.vllm_plugin.fields import KEY, fields_of
 from stepspec.errors import EngineError, ModelError, UsageError, reason_of, unknown_name
 
 with from_extra("vllm", "The vLLM engine"):
@@ -116,6 +120,8 @@ class VllmEngine:
         self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
+        self._relaxes = speculative is not None and loop.run(self._relaxed_positions("")) is not None
+        self._samples = speculative is None or self._relaxes or self._device != "cpu" or expands()
         self._route: ScoreRoute = loop.run(self._find_route())
 
     @property
@@ -124,7 +130,8 @@ class VllmEngine:
         by_route: list[Ability] = ["choices"] if self._route == "prompt logprobs" else ["cached scores"]
         # Suffix decoding stores past outputs of all requests, which a cache salt does not separate.
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
-        return frozenset(["scores", "label logprobs", "logprobs", "json schema", *by_route, *forgets])
+        relaxes: list[Ability] = ["relaxed acceptance"] if self._relaxes else []
+        return frozenset(["scores", "label logprobs", "logprobs", "json schema", *by_route, *forgets, *relaxes])
 
     @staticmethod
     def check_options(spec: str) -> None:
@@ -188,15 +195,38 @@ class VllmEngine:
         return found
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` has no effect."""
-        length = len(call.prompt) + len(call.after)
-        check_exact(self.name, call.drafting)
+        """See `Engine.generate`. vLLM drafts as configured when it was loaded; of `drafting`, it uses `acceptance`.
+
+        A text with relaxed tokens comes as one chunk, when the worker has said which they are.
+        """
+        length, rule = len(call.prompt) + len(call.after), call.drafting.acceptance
+        check_acceptance(self, rule)
+        if call.sampling.temperature > 0 and not self._samples:
+            raise UsageError(
+                "This CPU build of vLLM loses temperature, top_k and top_p of drafted tokens. Set temperature to 0, "
+                "load it without speculative_config, or let it load stepspec's plugin, which repairs it."
+            )
         check_room(self, length, 1)
         check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
-        num_passes = 0
         params = _params(within(call.sampling, self._vocabulary), stop, call)
+        if rule.is_exact:
+            async with aclosing(self._chunks(call, params, watch)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        else:
+            key = uuid.uuid4().hex
+            params.extra_args = {**fields_of(rule), KEY: key}
+            chunk = await collect(self._chunks(call, params, watch))
+            found = await asyncio.wrap_future(self._loop.start(self._relaxed_positions(key)))
+            known = found and tuple(place for place in found if place < len(chunk.ids))
+            yield replace(chunk, relaxed=may_be_relaxed(self.tokenizer, chunk.ids) if found is None else known or ())
+
+    async def _chunks(
+        self, call: Generate, params: SamplingParams, watch: StopMatcher
+    ) -> AsyncGenerator[TokenChunk, None]:
+        length, num_passes = len(call.prompt) + len(call.after), 0
         ids, salt = [*call.prompt.since(0), *call.after], hash_of(call.prompt.group, self._cache_salt)
         async with aclosing(self._outputs(ids, salt, params)) as outputs:
             async for output in outputs:
@@ -217,6 +247,14 @@ class VllmEngine:
                     return
                 yield TokenChunk(tuple(ids), logprobs=logprobs)
         raise EngineError(f"vLLM ended a generation of {self.name} without a finish reason.")
+
+    async def _relaxed_positions(self, key: str) -> list[int] | None:
+        """Ask the workers for what `hooks.relaxed_positions` returns; None if they do not have the plugin."""
+        try:
+            found = await self._llm.collective_rpc("stepspec_relaxed", args=(key,))
+        except Exception:  # of the worker, in another process
+            return None
+        return next((each for each in found if each is not None), None)
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`. It runs the check that vLLM otherwise runs when a request arrives."""
@@ -359,6 +397,22 @@ class VllmEngine:
 
 async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
     return AsyncLLM.from_engine_args(arguments)
+
+
+def expands() -> bool:
+    """Return whether the CPU build gives each drafted token the temperature, top-k and top-p of its request.
+
+    In 0.32.0 it writes them into a copy. Drafted tokens are then sampled with unwritten memory.
+    """
+    try:
+        importlib.import_module("vllm._C")
+        from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+        found = torch.zeros(2)
+        _expand_kernel_impl(found, torch.tensor([0.5]), torch.tensor([2], dtype=torch.int32), 0, 1)
+        return found.tolist() == [0.5, 0.5]
+    except (ImportError, AttributeError, RuntimeError, TypeError):
+        return True  # not the kernel that is known to be wrong
 
 
 def _arguments(query: str) -> dict[str, Any]:

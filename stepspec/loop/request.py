@@ -119,8 +119,7 @@ class Request:
     @property
     def is_edited(self) -> bool:
         """Whether the sampling changes logits."""
-        sampling = self.sampling
-        return sampling.depends_on_text or bool(sampling.logit_bias) or sampling.allowed is not None
+        return self.sampling.is_edited
 
     @property
     def is_own_text(self) -> bool:

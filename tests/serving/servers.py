@@ -5,7 +5,9 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -43,7 +45,9 @@ class VllmForks:
     """Runs commands in forks of one process that has imported vLLM."""
 
     def __init__(self) -> None:
-        command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py"))]
+        self._plugins = tempfile.TemporaryDirectory()
+        declare_plugin(Path(self._plugins.name))
+        command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py")), self._plugins.name]
         # In a session of its own, so that a signal to the tests' group does not end it before it has killed its forks.
         self.process = subprocess.Popen(
             command,
@@ -84,6 +88,20 @@ class VllmForks:
     def close(self) -> None:
         """Kill what still runs."""
         self.process.communicate()
+        self._plugins.cleanup()
+
+
+def declare_plugin(folder: Path) -> None:
+    """Declare stepspec's plugin of vLLM as an installation does, for a `.venv-vllm` that has an earlier one."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    info = folder / "stepspec_plugin-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepspec-plugin\nVersion: 0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("".join(lines))
 
 
 def free_port() -> int:

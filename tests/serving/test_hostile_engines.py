@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hostile_engines import Hostile, try_policies
+from hostile_engines import RELAXED, SMUGGLED, Hostile, try_policies
 from servers import needs_vllm, text_server
 
 from evals.training.gsm_mini import load_split
@@ -61,3 +61,11 @@ async def test_no_token_of_an_answer_is_the_draft_s_alone_on_a_server(
 ) -> None:
     async with target_of(target_port) as engine:
         await try_policies(engine, draft, QUESTIONS)
+
+
+@needs_vllm
+async def test_no_token_of_an_answer_is_relaxed_on_a_server(target_port: int, draft: Hostile) -> None:
+    """The server drafts from the prompt, which has answers and tags."""
+    smuggled = " ".join(f"{text} {text}" for text in SMUGGLED)
+    async with vllm_target(target_port) as engine:
+        await try_policies(engine, draft, [f"{question} {smuggled}" for question in QUESTIONS], RELAXED)

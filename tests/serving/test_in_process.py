@@ -79,7 +79,8 @@ async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp
                 [expected[index] for index in shown], abs=ROUNDING
             )
     await torch_engine.aclose()
-    assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "logprobs", "scores"]
+    abilities = ["choices", "forget", "json schema", "label logprobs", "logprobs", "relaxed acceptance", "scores"]
+    assert found["abilities"] == abilities
     assert json.loads(found["held"]) in request["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
     assert "The JSON schema is not supported" in found["no schema"][1]

@@ -87,6 +87,25 @@ async def test_loading_detects_the_servers_own_speculation(target_port: int, dra
         await engine.aclose()
 
 
+async def test_a_server_relaxes_tokens_by_the_rule_of_a_call(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
+    assert "relaxed acceptance" in remote.abilities
+    loose = Drafting("engine", acceptance=Acceptance("ratio", 1e-6))
+    num_relaxed = 0
+    for ids in prompts(remote.tokenizer, 4):
+        buffer, stop = TokenBuffer(ids), Stop(60)
+        found = await collect(remote.generate(Generate(buffer, Sampling(), stop, loose)))
+        own = await torch_engine.verify(Verify(buffer, found.ids))
+        assert own.choices is not None
+        differing = [place for place, id in enumerate(found.ids) if id != own.choices[place]]
+        assert [*(found.relaxed or ())] == differing
+        num_relaxed += len(differing)
+        sampled = await collect(remote.generate(Generate(buffer, Sampling(1.0, seed=1), stop, loose)))
+        assert sampled.relaxed == tuple(
+            place for place, id in enumerate(sampled.ids) if not remote.tokenizer.is_special(id)
+        )
+    assert num_relaxed > 0
+
+
 @pytest.mark.parametrize("num_texts", [2, MANY_TEXTS])
 @pytest.mark.parametrize("stop", [Stop(60, ("\n\n",)), Stop(100), Stop(7)])
 async def test_it_writes_what_the_torch_engine_writes(
@@ -329,13 +348,13 @@ async def test_remote_and_torch_pairs_give_the_same_answers(
         ]
 
 
-async def test_relaxed_acceptance_is_rejected_for_a_remote_target(target_port: int) -> None:
+async def test_relaxed_acceptance_is_rejected_for_a_server_without_speculation(draft_port: int) -> None:
     table = {"drafter": "auto", "acceptance": "ratio", "threshold": 0.1}
     policy = Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": table})
-    pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
-    with pytest.raises(UsageError, match="num_tokens or acceptance"):
+    pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1"), None)
+    with pytest.raises(UsageError, match="by its own rule, not by 'ratio'"):
         StepSpec(policy=policy, pair=pair)
-    drafting = Drafting("draft-model", acceptance=Acceptance("ratio", 0.1))
+    drafting = Drafting("engine", acceptance=Acceptance("ratio", 0.1))
     with pytest.raises(UsageError, match="by its own rule, not by 'ratio'"):
         await collect(pair.target.generate(Generate(TokenBuffer([1]), Sampling(), Stop(1), drafting)))
 

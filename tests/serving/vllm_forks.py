@@ -2,7 +2,7 @@
 
 An import takes 10 s of processor time, and each of vLLM's own processes would repeat it. A line has the words of the
 command, with a module or a script first, and the file for its output. The answer is the id of the process, which leads
-a group of its own. At the end of the input, all groups are killed.
+a group of its own. At the end of the input, all groups are killed. The argument is a folder to search for plugins.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import signal
 import sys
 from contextlib import suppress
 
+sys.path.append(sys.argv[1])
 for name in ("entrypoints.launchers.api_server.entry", "v1.engine.core", "v1.worker.cpu_worker"):
     importlib.import_module(f"vllm.{name}")
 FORK = multiprocessing.get_context("fork")

@@ -408,7 +408,7 @@ def test_exact_rows_have_no_rules_on_the_device() -> None:
     [
         ({"num_tokens": 65}, "between 0 and 64"),
         ({"acceptance": Acceptance("fly", window=4, entropy=0.3), "num_tokens": 4}, "more than 4 drafted tokens"),
-        ({"acceptance": Acceptance("ratio", 0.1), "drafter": "none"}, "'ratio' needs one of the drafters"),
+        ({"acceptance": Acceptance("ratio", 0.1), "drafter": "none"}, "'ratio' needs a drafter"),
     ],
     ids=["number", "window", "no drafter"],
 )

@@ -115,6 +115,18 @@ class ServerChoice(BaseModel):
             return {each.name: each.logprob for each in found.content[0].top_logprobs}
         return None
 
+    def has_rival(self, place: int, id: int) -> bool:
+        """Return whether another token is at least as likely as the one at a place, among the top tokens named by id.
+
+        Raises:
+            IndexError, TypeError: there are no top tokens.
+        """
+        assert self.logprobs is not None
+        assert self.logprobs.top_logprobs is not None
+        named = dict(self.logprobs.top_logprobs[place] or {})
+        own = named.pop(f"{TOKEN_ID}{id}")
+        return any(each >= own for each in named.values())
+
 
 class ServerCompletion(BaseModel):
     """A response of `/v1/completions`, or one event of its stream."""
@@ -234,6 +246,8 @@ def checked_ids(address: Address, ids: Sequence[int], num_ids: int) -> Sequence[
     """
     if any(not 0 <= id < num_ids for id in ids):
         raise EngineError(
-            f"{address.base} returned a token that the tokenizer does not have. Set the model's own: tokenizer=NAME."
+            f"{address.base} returned a token that the tokenizer does not have. Set the model's own: tokenizer=NAME. "
+            "vLLM's CPU build 0.32 does this where it drafts tokens and samples: use temperature 0, or install "
+            "stepspec there, whose plugin repairs it."
         )
     return ids

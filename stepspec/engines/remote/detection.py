@@ -8,6 +8,7 @@ from stepspec.engines.remote.dialects import SCORERS
 from stepspec.engines.remote.problems import refused
 from stepspec.engines.remote.server import SCHEMA_FIELDS, RemoteServer, one_token_fields
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
+from stepspec.engines.vllm_plugin.fields import REFUSAL, TRIAL
 from stepspec.errors import EngineError, StepSpecError
 
 MAX_LOGPROBS = (20, 5)
@@ -66,6 +67,7 @@ class _ServerDetector(Trials):
             several_prompts=await self._takes_several(card.id, trial),
             scores=await self._scores(card.id) if trial.prompt is TRIAL_IDS else None,
             schema_field=await self._schema_field(card.id, trial),
+            relaxes=trial.prompt is TRIAL_IDS and bool(choice.token_ids) and await self._relaxes(card.id),
             speculation=await self._speculation(),
             takes_salt=card.server.takes_salt,
             may_take_salt=card.server.may_take_salt,
@@ -110,6 +112,14 @@ class _ServerDetector(Trials):
             if answer and answer.choices and answer.choices[0].text.strip() == TRIAL_VALUE:
                 return name
         return None
+
+    async def _relaxes(self, model: str) -> bool:
+        """Return whether the server refuses an invalid rule as stepspec's plugin does. Others ignore the field."""
+        fields = one_token_fields(model, 0, extended=True, special=True) | {"prompt": TRIAL_IDS, "vllm_xargs": TRIAL}
+        try:
+            return REFUSAL.encode() in (await self.post(self._completions, fields)).body
+        except EngineError:
+            return False
 
     async def _speculation(self) -> str | None:
         """Detect speculation from vLLM's metrics, which count drafted tokens only if speculation is on."""

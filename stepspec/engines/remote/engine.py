@@ -31,9 +31,10 @@ from stepspec.engines.protocol import (
     TokenChunk,
     Verification,
     Verify,
-    check_exact,
+    check_acceptance,
     check_ids,
     check_room,
+    may_be_relaxed,
     side_by_side,
 )
 from stepspec.engines.remote.address import Address
@@ -45,6 +46,7 @@ from stepspec.engines.remote.limits import TokenDeadline
 from stepspec.engines.remote.problems import RejectedError, nonsense, tokenizer_hint
 from stepspec.engines.remote.server import FURTHER, SCHEMA_FIELDS, RemoteServer, text_fields
 from stepspec.engines.stops import StopMatcher
+from stepspec.engines.vllm_plugin.fields import fields_of
 from stepspec.errors import UsageError
 
 UNKNOWN_CONTEXT = 1 << 20
@@ -75,7 +77,8 @@ class RemoteEngine:
         written: list[Ability] = ["logprobs"] if server.written_logprobs and server.gives_ids else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *written, *schemas, *forgets])
+        relaxes: list[Ability] = ["relaxed acceptance"] if server.relaxes else []
+        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *written, *schemas, *forgets, *relaxes])
         self.own_speculation = server.speculation
         found = default_sampling(address.tokenizer or server.folder)
         self.default_sampling = {name: found[name] for name in found if server.extended or name not in FURTHER}
@@ -120,10 +123,14 @@ class RemoteEngine:
         return replace(self._calls.metrics.copied(), **vars(self._calls.wire.traffic))
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
-        """See `Engine.generate`. The server drafts as it was started; `drafting` has no effect."""
+        """See `Engine.generate`. The server drafts as it was started; of `drafting`, it uses `acceptance`.
+
+        Servers do not say which tokens are relaxed. At temperature 0 without penalties or bias, they are those that are
+        not the most likely ones. Otherwise every token that may be counts as relaxed.
+        """
         prompt, sampling, calls, server = call.prompt, call.sampling, self._calls, self.server
-        length = len(prompt) + len(call.after)
-        check_exact(self.name, call.drafting)
+        length, rule = len(prompt) + len(call.after), call.drafting.acceptance
+        check_acceptance(self, rule)
         check_room(self, length, 1)
         check_ids(self.name, self.tokenizer.num_ids, prompt, call.after, sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
@@ -134,6 +141,11 @@ class RemoteEngine:
         with_logprobs = call.logprobs and "logprobs" in self.abilities
         if with_logprobs:
             fields["logprobs"] = 1
+        shows_relaxed = not (rule.is_exact or sampling.temperature > 0 or sampling.is_edited or call.json_schema)
+        if not rule.is_exact:
+            fields["vllm_xargs"] = fields_of(rule)
+        if shows_relaxed:
+            fields |= {"logprobs": 2, "return_tokens_as_token_ids": True}  # two, to see a token that is as likely
         reader = calls.reader()
         deadline = TokenDeadline(self.address)
         total, usage, finish, unfinished = TokenChunk((), "length"), ServerUsage(), None, True
@@ -149,6 +161,9 @@ class RemoteEngine:
                 finish = choice.finish_reason or finish
                 ids = reader.read(choice)
                 logprobs = self._written_logprobs(choice, ids) if with_logprobs else None
+                relaxed = None if rule.is_exact else may_be_relaxed(self.tokenizer, ids)
+                if relaxed and shows_relaxed:
+                    relaxed = tuple(place for place in relaxed if choice.has_rival(place, ids[place]))
                 if ids and unfinished:
                     deadline.token_came()
                 end, count = watch.feed_all(ids)
@@ -157,14 +172,16 @@ class RemoteEngine:
                 if end is not None:
                     unfinished = False
                     total = replace(total, ids=tuple(ids[:count]), end=end, logprobs=logprobs and logprobs[:count])
+                    total = replace(total, relaxed=relaxed and tuple(place for place in relaxed if place < count))
                     if not finish:  # the server would continue; leaving cancels the request
                         break
                 elif ids and unfinished:
-                    yield TokenChunk(tuple(ids), logprobs=logprobs)
+                    yield TokenChunk(tuple(ids), logprobs=logprobs, relaxed=relaxed)
         if unfinished:
             last = calls.last_ids(finish)
             left_out = (math.nan,) * len(last) if with_logprobs else None
             total = replace(total, ids=last, end="token" if finish == "stop" else "length", logprobs=left_out)
+            total = replace(total, relaxed=None if rule.is_exact else ())
         if not streams:
             total = replace(total, passes=max(usage.completion_tokens - total.accepted, 0))
         calls.note(prompt, usage)

@@ -47,6 +47,8 @@ class RemoteServer:
     """How it scores a continuation, see `stepspec.engines.remote.dialects`; None if it does not."""
     schema_field: str | None
     """The field of a JSON schema, one of `SCHEMA_FIELDS`; None if it supports none."""
+    relaxes: bool
+    """Whether it has stepspec's plugin, and speculation that can relax tokens."""
     speculation: str | None
     """The server's built-in speculation; "none" if there is none, None if unknown."""
     takes_salt: bool

@@ -17,10 +17,11 @@ from tiny_models import (
     random_ids,
     serving,
     slow_greedy,
+    slow_logits,
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import DrafterName, Drafting, Sampling
+from stepspec.engines.protocol import DrafterName, Drafting, Probe, Sampling, TokenBuffer, Verify
 
 pytestmark = pytest.mark.anyio
 
@@ -95,17 +96,25 @@ async def test_concurrent_calls_with_lookup_drafters_equal_transformers(
 
 
 @pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])
-@pytest.mark.parametrize("family", [*EXPERTS, *WINDOWS, "bloom", "opt"])
-async def test_models_with_experts_windows_caps_sinks_and_alibi_equal_transformers(family: str, by_slot: bool) -> None:
-    """Concurrent calls with and without drafting equal transformers, far beyond the windows."""
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *WINDOWS, "bloom", "opt"])
+async def test_all_families_equal_transformers(family: str, by_slot: bool) -> None:
+    """Concurrent calls with every drafter, and a judged step, equal transformers, far beyond the windows."""
     network = make_network(make_config(family))
     expected = [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
     models = (make_model(each, by_slot=by_slot) for each in (network, noisy_copy(network, NOISE)))
     async with serving(*models) as engine:
-        for drafting in (Drafting(), DRAFTED, Drafting("prompt-lookup", 3)):
+        for drafting in (Drafting(), DRAFTED, Drafting("prompt-lookup", 3), Drafting("suffix", 3)):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, drafting)
             assert [list(chunk.ids) for chunk in chunks] == expected
             assert drafting.drafter != "draft-model" or sum(chunk.accepted for chunk in chunks) > 0
+        step, question = random_ids(5, 7), random_ids(3, 8)
+        probes = [Probe(tuple(question), (4, 9)), Probe(tuple(question), (2,))]
+        judged = await engine.verify(Verify(TokenBuffer(PROMPTS[-1]), step, probes))
+    logits = slow_logits(network, [*PROMPTS[-1], *step, *question]).log_softmax(-1)
+    own = [float(logits[place, id]) for place, id in enumerate(step, len(PROMPTS[-1]) - 1)]
+    assert judged.logprobs == pytest.approx(own, abs=1e-3)
+    for probe, found in zip(probes, judged.probe_logprobs, strict=True):
+        assert found == pytest.approx(logits[-1, [*probe.labels]].tolist(), abs=1e-3)
 
 
 async def test_greedy_and_sampled_calls_can_share_rounds() -> None:

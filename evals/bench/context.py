@@ -35,6 +35,8 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
     """
     engine, found = subject.engine, list[dict[str, float]]()
     async with aclosing(blind_engine(engine)) as blind:
+        for each in (engine, blind):
+            each.capture()
         for length in lengths:
             rng = random.Random(length)
             ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]

@@ -296,11 +296,9 @@ class Subject:
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
         if draft is None:
-            engine.capture()
             return cls(engine, *own_networks(engine))
         drafter = TorchEngine.load(draft, dtype=chosen, title=titles[1])
         engine = engine.drafted_by(drafter)
-        engine.capture()
         return cls(engine, *own_networks(engine), drafter.describe())
 
     @classmethod
@@ -316,11 +314,9 @@ class Subject:
         model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
-            engine.capture()
             return cls(engine, *own_networks(engine), synthetic=True)
         drafter = TorchEngine(checked_model(random_network(draft, dtype), f"random {draft}"), without_text())
         engine = engine.drafted_by(drafter)
-        engine.capture()
         return cls(engine, *own_networks(engine), drafter.describe(), synthetic=True)
 
 
@@ -332,6 +328,7 @@ async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) ->
 
 async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
     engine, network, assistant = subject.engine, subject.network, subject.assistant
+    engine.capture()
     end_ids = engine.tokenizer.end_ids
     best = None
     if subject.synthetic:

@@ -81,7 +81,7 @@ class Probe:
             for start in range(0, max(self.contexts) + ROOM, CHUNK):
                 model.extend([0], [[id % 1000 for id in range(start, start + CHUNK)]], keep=[[]])
             if model.can_capture:
-                model.slot_passes.capture(1, model.device, lambda *_: None)
+                model.capture(1)
             self.models[shape] = model
         return self.models[shape]
 
@@ -219,6 +219,7 @@ async def _engines(probe: Probe) -> Figures:
     tokens, prompt, turns = (192, 600, 3) if probe.is_cuda else (4, 40, 1)
     with torch.inference_mode(False):
         engine = Subject.random(probe.target, probe.draft, max_model_len=4096 if probe.is_cuda else None).engine
+        engine.capture()
     rng, found = random.Random(0), Figures()
 
     async def tokens_per_s(how: Drafting) -> float:

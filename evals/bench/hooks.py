@@ -14,7 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from stepspec.engines.torch_engine import TorchEngine, decode
 from stepspec.engines.torch_engine.body import PRODUCTS, FusedBody, FusedHead
 from stepspec.engines.torch_engine.drafters.base import Draft
-from stepspec.engines.torch_engine.matrix import GROUP, Int8Matrix, Matrix, PackedMatrix
+from stepspec.engines.torch_engine.matrix import GROUP, Fp8Matrix, Int8Matrix, Matrix, PackedMatrix
 from stepspec.engines.torch_engine.memory import SHARE, free_bytes
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import ACCEPT, Decision, Samplers, leading, uniform
@@ -79,6 +79,8 @@ def plain_weight(matrix: Matrix) -> Tensor:
         return inside._packed.to_dense().T
     if isinstance(matrix, Int8Matrix):
         return inside._codes.to_dense() * inside._scales
+    if isinstance(matrix, Fp8Matrix):
+        return (inside._codes.float() * inside._scales).T
     eye = torch.eye(inside._scales.shape[0] * GROUP, dtype=torch.bfloat16)
     product: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
     return product(eye, inside._codes, GROUP, inside._scales)

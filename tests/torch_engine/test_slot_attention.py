@@ -66,7 +66,7 @@ def passes(draw: st.DrawFn) -> tuple[SlotRows, int]:
     drawn=passes(),
     heads=st.sampled_from([(4, 2), (2, 2), (6, 1)]),
     sizes=st.sampled_from([(8, 8), (16, 16), (12, 20)]),
-    window=st.sampled_from([None, 8, 40]),
+    window=st.sampled_from([None, 2, 8, 40]),
     softcap=st.sampled_from([None, 2.0]),
     has_sinks=st.booleans(),
     scaling=st.sampled_from([None, 0.5]),

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import (
+    FakeRecorder,
+    attend_slowly,
     generate,
     generate_all,
     make_config,
@@ -14,13 +16,15 @@ from tiny_models import (
     noisy_copy,
     random_ids,
     serving,
+    slow_greedy,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stepspec.engines.protocol import Drafting, Probe, Sampling, TokenBuffer, Verify
-from stepspec.engines.torch_engine import decode, sampling
+from stepspec.engines.torch_engine import decode, graphs, sampling
 from stepspec.engines.torch_engine.attention import SlotRows
+from stepspec.engines.torch_engine.graphs import SlotPasses
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.stopwatch import Stopwatch
 
@@ -146,6 +150,38 @@ def test_a_layer_has_few_launches(family: str, expected: int) -> None:
     assert counts[1] - counts[0] - 2 == expected
 
 
+async def test_where_a_capture_fails_passes_are_launched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(FakeRecorder):
+        def record(self, run: Callable[..., Any], *inputs: Any) -> Any:
+            if len(inputs[0]) < 32:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(run, *inputs)
+
+    monkeypatch.setattr(graphs, "Recorder", Failing)
+    network, prompt = make_network(make_config("llama")), random_ids(12, 1)
+    model = make_model(network)
+    model.attend_in_slots_by(attend_slowly)
+    model.cache.reserve(1, 64)
+    monkeypatch.setattr(model, "_is_capturable", True)
+    async with serving(model) as engine:
+        assert "tiny runs slower, without CUDA graphs: operation not permitted" in caplog.text
+        assert list((await generate(engine, prompt, 8)).ids) == slow_greedy(network, prompt, 8)
+    assert model.slot_passes.num_captured == 0
+
+
+def test_the_cache_of_captured_passes_does_not_move() -> None:
+    model = make_model(make_network(make_config("llama")), by_slot=True)
+    with pytest.raises(RuntimeError, match="but the cache has 16 slots of"):
+        model.extend([0], [random_ids(model.cache.capacity, 1)])
+
+
+def replays_alone(read: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `SlotPasses.read` that refuses to run a pass which is not captured."""
+    return lambda passes, _, *rest: read(passes, refuse, *rest)
+
+
 async def test_after_loading_small_passes_are_replays_and_none_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     network = make_network(make_config("llama"))
     models = [make_model(each, by_slot=True) for each in (network, noisy_copy(network, 0.05))]
@@ -154,8 +190,7 @@ async def test_after_loading_small_passes_are_replays_and_none_is_captured(monke
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a pass is launched, or attention is PyTorch's")
 
-    for model in models:
-        monkeypatch.setattr(model.slot_passes, "_run", refuse)
+    monkeypatch.setattr(SlotPasses, "read", replays_alone(SlotPasses.read, refuse))
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
     async with serving(*models) as engine:
         for drafting in (Drafting(), Drafting("draft-model", 5)):

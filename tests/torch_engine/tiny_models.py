@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Starcoder2Config,
@@ -38,6 +39,7 @@ from transformers import (
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import (
+    MAX_DRAFTED,
     Drafting,
     Generate,
     Sampling,
@@ -146,6 +148,12 @@ WINDOWS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     "gemma2": (Gemma2Config, BOTH | HEADS | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}),
     "gemma3": (Gemma3TextConfig, BOTH | HEADS | {"query_pre_attn_scalar": 8}),
     "cohere2": (Cohere2Config, BOTH),
+    "qwen2-moe-window": (
+        Qwen2MoeConfig,
+        BOTH
+        | {"use_sliding_window": True, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        | {"shared_expert_intermediate_size": 16},
+    ),
     "olmo3": (Olmo3Config, BOTH),
     "gpt-oss": (GptOssConfig, BOTH | HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
@@ -188,18 +196,30 @@ def make_model(network: PreTrainedModel, name: str = "tiny", *, by_slot: bool = 
 def use_slots(model: CausalModel, attention: SlotAttention) -> None:
     """Have a model read its cache by slot, and take its small passes from graphs, as on a GPU."""
     model.attend_in_slots_by(attention)
-    model.cache.reserve(2, 64)
+    model.cache.reserve(16, model.max_context + MAX_DRAFTED + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "Recorder", FakeRecorder)
-        model.slot_passes.capture(4, model.device, lambda *_: None)
+        model.capture(4)
 
 
 class FakeRecorder:
-    """Stands for `graphs.Recorder` on a machine without a GPU: a replay runs the function again."""
+    """Stands for `graphs.Recorder` on a machine without a GPU: a replay runs the function again.
+
+    Other passes' results are then worthless, as they share memory on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._results = list[Tensor]()
 
     def record(self, run: Callable[..., Tensor], *inputs: Any) -> tuple[Callable[[], object], Tensor]:
-        result = run(*inputs).clone()
-        return lambda: result.copy_(run(*inputs)), result
+        self._results.append(result := run(*inputs).clone())
+
+        def replay() -> None:
+            for each in self._results:
+                each.fill_(torch.nan)
+            result.copy_(run(*inputs))
+
+        return replay, result
 
 
 def attend_slowly(

@@ -115,16 +115,17 @@ class ServerChoice(BaseModel):
             return {each.name: each.logprob for each in found.content[0].top_logprobs}
         return None
 
-    def has_rival(self, place: int, id: int) -> bool:
+    def has_rival(self, address: Address, place: int, id: int) -> bool:
         """Return whether another token is at least as likely as the one at a place, among the top tokens named by id.
 
         Raises:
-            IndexError, TypeError: there are no top tokens.
+            EngineError: the answer of the server at `address` has no top tokens there.
         """
-        assert self.logprobs is not None
-        assert self.logprobs.top_logprobs is not None
-        named = dict(self.logprobs.top_logprobs[place] or {})
-        own = named.pop(f"{TOKEN_ID}{id}")
+        top = (self.logprobs and self.logprobs.top_logprobs) or ()
+        named = dict((top[place] if place < len(top) else None) or {})
+        own = named.pop(f"{TOKEN_ID}{id}", None)
+        if own is None:
+            raise nonsense(address, "no log-probabilities of the top tokens")
         return any(each >= own for each in named.values())
 
 

@@ -163,7 +163,7 @@ class RemoteEngine:
                 logprobs = self._written_logprobs(choice, ids) if with_logprobs else None
                 relaxed = None if rule.is_exact else may_be_relaxed(self.tokenizer, ids)
                 if relaxed and shows_relaxed:
-                    relaxed = tuple(place for place in relaxed if choice.has_rival(place, ids[place]))
+                    relaxed = tuple(place for place in relaxed if choice.has_rival(self.address, place, ids[place]))
                 if ids and unfinished:
                     deadline.token_came()
                 end, count = watch.feed_all(ids)

@@ -81,7 +81,7 @@ def packed_attention(
     """Run `attend` with the signature that transformers calls.
 
     Args:
-        module: unused.
+        module: the layer.
         query: [B, H, T, D].
         key: [B, H_kv, S, D].
         value: [B, H_kv, S, D].
@@ -90,17 +90,17 @@ def packed_attention(
         dropout: unused.
         options: further options of transformers. `softcap` is a bound on the scores (arXiv:2408.00118, section 2), and
             `s_aux` holds the sinks of the heads (arXiv:2508.10925, section 2), [H]. The mask has a sliding window. In a
-            pass by slot, `slots` has the rows and the kernel; key and value are the whole cache of the layer.
+            pass by slot, `slots` has the rows, the kernel, and a function from a layer to its window; key and value are
+            the whole cache of the layer.
 
     Raises:
         UnsupportedAttentionError: the mask is not bool.
     """
     softcap, sinks, slots = options.get("softcap"), options.get("s_aux"), options.get("slots")
     if slots is not None:
-        rows, attend_in_slots = slots
-        window = options.get("sliding_window")
+        rows, attend_in_slots, window_of = slots
         flat = query[0].transpose(0, 1).contiguous()
-        kept = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
+        kept = {"scaling": scaling, "window": window_of(module), "softcap": softcap, "sinks": sinks}
         return attend_in_slots(flat, key, value, rows, **kept)[None], None
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise UnsupportedAttentionError("its layers add a bias to the attention scores")

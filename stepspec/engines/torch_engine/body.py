@@ -120,14 +120,19 @@ class ModuleBody:
         self.modules: Any = network.base_model
         text: Any = network.config.get_text_config()
         self.attend_in_slots = find_slot_attention(network.device)
-        self._slides = window_of(text) is not None
+        self._window = window_of(text)
         self._by_type = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+        self._text = text
+
+    def _window_of(self, layer: Any) -> int | None:
+        """Return the window of an attention layer, from the configuration: some do not pass theirs on."""
+        return self._window if self._window is not None and _slides(self._text, layer.layer_idx) else None
 
     def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
-        mask: Any = masks.window if self._slides else masks.full
+        mask: Any = masks.window if self._window is not None else masks.full
         if self._by_type:
             mask = {"full_attention": masks.full, "sliding_attention": masks.window}
-        options = {} if masks.rows is None else {"slots": (masks.rows, self.attend_in_slots)}
+        options = {} if masks.rows is None else {"slots": (masks.rows, self.attend_in_slots, self._window_of)}
         return self.modules(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **options
         ).last_hidden_state

@@ -30,6 +30,8 @@ class SlotCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self.capacity = 0  # positions of every slot
+        self.is_fixed = False
+        """Whether captured passes hold the addresses of keys and values, so that these cannot move."""
         self._slots: Sequence[int] | Tensor = []
         self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, broadcast to [B, T]
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
@@ -67,6 +69,9 @@ class SlotCache:
         """Make room for `num_slots` slots of `length` positions each. Contents are preserved."""
         if num_slots <= len(self.lengths) and length <= self.capacity:
             return
+        if self.is_fixed:
+            size = f"{len(self.lengths)} slots of {self.capacity} positions"
+            raise RuntimeError(f"A pass needs {num_slots} slots of {length} positions, but the cache has {size}")
         self.lengths += [0] * (num_slots - len(self.lengths))
         if length > self.capacity:
             self.capacity = max(length, 2 * self.capacity, FIRST_CAPACITY)

@@ -39,7 +39,6 @@ from stepspec.engines.protocol import (
     check_room,
 )
 from stepspec.engines.stops import StopMatcher
-from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.calls import EngineCall, GenerateCall, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters, Parts
@@ -241,7 +240,7 @@ class TorchEngine:
         self._num_slots = room.num_slots
         if free_bytes(self.model.device) is not None:
             for model in models:
-                model.cache = SlotCache()  # an earlier choice may have reserved more
+                model.replace_cache()  # an earlier choice may have reserved more
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED + 1)  # one for padding
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
@@ -264,7 +263,7 @@ class TorchEngine:
             if done in (count // 2, count):
                 logger.info("%s: captured %d of %d passes", model.name, done, count)
 
-        model.slot_passes.capture(self._num_slots, model.device, report)
+        model.capture(self._num_slots, report)
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""

@@ -33,13 +33,16 @@ class Recorder:
 
     def record(self, run: Run, *inputs: Any) -> tuple[Callable[[], object], Tensor]:
         """Return a function that replays `run` on what the inputs then hold, and its result."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for _ in range(2):  # warm up: allocations of the first run must not happen inside the graph
                 run(*inputs)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with _CAPTURING, torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        # A capture that fails does not restore the stream by itself.
+        with _CAPTURING, torch.cuda.stream(current), capture:
             result = run(*inputs)
         return graph.replay, result
 
@@ -55,28 +58,26 @@ class _Graph(NamedTuple):
 
 
 class SlotPasses:
-    """Runs passes that read the cache by slot, from captured graphs where there are any.
+    """Passes of one model that read the cache by slot, from captured graphs where there are any.
 
-    Args:
-        run: runs a pass on the ids of all rows, one row after the other, [N]; a table with each row's slot, position of
-            its first id and length, [3, R]; what `model.branch_columns` returns, [3, N]; and at least the length of the
-            longest row. It returns hidden states [N, W].
+    `run` runs a pass on the ids of all rows, one row after the other, [N]; the rows' slots, positions of their first
+    ids and lengths, [3, R]; what `model.branch_columns` returns, [3, N]; and at least the length of the longest row. It
+    returns hidden states [N, W].
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
-    def __call__(self, ids: Tensor, table: Tensor, branches: Tensor | None, longest: int) -> Tensor:
+    def read(self, run: Run, ids: Tensor, table: Tensor, branches: Tensor | None, longest: int) -> Tensor:
         """Run a pass. The next one may overwrite what this one returns.
 
         The arguments are those of `run`; without branches their table is None.
         """
         count, num_rows = len(ids), table.shape[1]
-        rows = next((size for size in ROWS if size >= num_rows), 0)
-        found = self._graphs.get((max(bucket(count), rows), rows))
+        padded_rows = next((size for size in ROWS if size >= num_rows), 0)
+        found = self._graphs.get((max(bucket(count), padded_rows), padded_rows))
         if found is None:
-            return self._run(ids, table, ids.new_zeros(3, count) if branches is None else branches, longest)
+            return run(ids, table, ids.new_zeros(3, count) if branches is None else branches, longest)
         found.ids[:count].copy_(ids)
         found.table[:, :num_rows].copy_(table)
         found.table[2, num_rows:].zero_()
@@ -93,7 +94,7 @@ class SlotPasses:
         return len(self._graphs)
 
     @torch.inference_mode()
-    def capture(self, max_rows: int, device: torch.device, report: Callable[[int, int], None]) -> None:
+    def capture(self, run: Run, max_rows: int, device: torch.device, report: Callable[[int, int], None]) -> None:
         """Capture passes of up to `max_rows` rows, largest first, so that all of them share memory.
 
         Call it in the thread that runs the passes. `report` is called with the number of captured passes and of all.
@@ -107,7 +108,7 @@ class SlotPasses:
             ids, table, branches = (torch.zeros(size, dtype=torch.long, device=device) for size in sizes)
             table[2, 0] = count
             try:
-                replay, hidden = recorder.record(self._run, ids, table, branches, count)
+                replay, hidden = recorder.record(run, ids, table, branches, count)
             except Exception:
                 self._graphs.clear()  # the memory of a failed capture cannot be used again
                 raise

@@ -103,7 +103,7 @@ class CausalModel:
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._body = make_body(network)
         self.logits: FusedHead | PartialHead | Head = make_head(network)
-        self.slot_passes = SlotPasses(self._read_in_slots)
+        self.slot_passes = SlotPasses()
 
     def limit_to(self, vocabulary: Sequence[int]) -> None:
         """Score only the ids of a draft vocabulary."""
@@ -176,7 +176,7 @@ class CausalModel:
         """Return a model with the same weights and a separate cache."""
         twin = object.__new__(CausalModel)
         twin.__dict__ = self.__dict__ | {"cache": SlotCache()}
-        twin.slot_passes = SlotPasses(twin._read_in_slots)
+        twin.slot_passes = SlotPasses()
         return twin
 
     def make_trial(self) -> Callable[[], object]:
@@ -199,7 +199,8 @@ class CausalModel:
         width = ids.shape[1]
         if isinstance(slots, Tensor):
             table = torch.stack([slots, starts, torch.full_like(starts, width)])
-            return self.slot_passes(ids.flatten(), table, None, width).view(*ids.shape, -1)
+            hidden = self.slot_passes.read(self._read_in_slots, ids.flatten(), table, None, width)
+            return hidden.view(*ids.shape, -1)
         num_hidden = self._num_hidden(span + width - 1)
         span += width - 1 + num_hidden
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
@@ -292,6 +293,15 @@ class CausalModel:
         """Whether CUDA graphs can hold the model's passes; see `SlotPasses`."""
         return self.reads_slots and self._is_capturable
 
+    def capture(self, max_rows: int, report: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Capture small passes; see `SlotPasses.capture`. The cache cannot grow any more. Requires `reads_slots`."""
+        self.slot_passes.capture(self._read_in_slots, max_rows, self.device, report)
+        self.cache.is_fixed = True
+
+    def replace_cache(self) -> None:
+        """Begin with an empty cache, without captured passes, which read the former one."""
+        self.cache, self.slot_passes = SlotCache(), SlotPasses()
+
     @property
     def reads_ragged(self) -> bool:
         """Whether rows of different lengths share a pass without padding."""
@@ -358,7 +368,7 @@ class CausalModel:
             columns = None if columns is None else torch.nn.functional.pad(columns, (ids.numel(), 0))
             longest = max(ids.shape[1], *map(len, others))
             every = torch.cat([ids.flatten(), flat]), torch.cat([own, table], 1), columns, longest
-            hidden = self.slot_passes(*every)
+            hidden = self.slot_passes.read(self._read_in_slots, *every)
             return hidden[: ids.numel()].view(*ids.shape, -1), hidden[None, ids.numel() :]
         rows = [row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]
         every = [*positions.slots, *slots], [*positions.starts.tolist(), *starts], [*rows, *others]
@@ -422,7 +432,7 @@ class CausalModel:
         """
         if self.reads_slots:
             flat, table, columns = self._slot_inputs(slots, starts, ids, branches)
-            return self.slot_passes(flat, table, columns, max(map(len, ids)))[None]
+            return self.slot_passes.read(self._read_in_slots, flat, table, columns, max(map(len, ids)))[None]
         assert isinstance(self._body, FusedBody)
         ends = [start + len(row) for start, row in zip(starts, ids, strict=True)]
         spans = [end + self._num_hidden(end) for end in ends]

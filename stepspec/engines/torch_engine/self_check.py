@@ -29,6 +29,9 @@ QUANTIZED_TOLERANCE: dict[Layout, float] = {"int8": 0.3, "int4": 0.6, "fp8": 0.3
 NUM_TRIALS, NUM_AGREEING = 8, 3
 """Number of trial texts for a network in 16 bits, and how many of them it must reproduce if not the first one."""
 
+WIDE = 64
+"""Ids of a pass whose queries fill the programs of `slot_attention`."""
+
 MAX_TRIAL = 256
 """Longest window that the trial texts exceed, in tokens."""
 
@@ -116,6 +119,8 @@ def _try_slots(model: CausalModel, trials: Sequence[list[int]], references: Sequ
     """
     try:
         deviation = _least_deviation(model, trials, references, bound)
+        model.rollback(0, 0)
+        model.extend([0], [[0] * min(WIDE, model.max_context)], keep=[[]])  # the kernel's largest programs
     except Exception as error:  # Triton compiles the kernel at its first call, and can fail with any exception
         problem = f"{type(error).__name__}: {reason_of(error)}"
     else:
@@ -123,7 +128,7 @@ def _try_slots(model: CausalModel, trials: Sequence[list[int]], references: Sequ
             return
         problem = f"its logits are off by {deviation:.2g} of their spread"
     model.attend_in_slots_by(None)
-    model.cache = SlotCache()
+    model.replace_cache()
     logger.warning("%s reads copies of its cache, which is slower on a GPU: %s", model.name, problem)
 
 

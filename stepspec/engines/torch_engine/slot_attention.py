@@ -86,6 +86,7 @@ def attend_in_slots(
         capped=bool(softcap),
         block_queries=block_queries,
         block_keys=64 if query.dtype.itemsize == 2 else 32,
+        num_stages=2,  # more do not fit into the shared memory of all GPUs
         packed=packed,
         kv_heads=kv_heads,
         size=size,
@@ -145,14 +146,14 @@ def _attend_to_part(
     if tile * block_queries >= length * packed:
         return
     slot, start, first = tl.load(table + row), tl.load(table + num_rows + row), tl.load(table + 2 * num_rows + row)
-    place = tile * block_queries + tl.arange(0, block_queries)
-    time = place // packed
+    number = tile * block_queries + tl.arange(0, block_queries)
+    time = number // packed
     inside = time < length
     id = first + time
-    part, value_part = tl.arange(0, block_size), tl.arange(0, block_values)
-    query_heads = head * packed + place % packed
+    dims, value_dims = tl.arange(0, block_size), tl.arange(0, block_values)
+    query_heads = head * packed + number % packed
     at = query + id * query_id + query_heads * query_head
-    q = tl.load(at[:, None] + part[None], mask=inside[:, None] & (part < size)[None], other=0.0)
+    q = tl.load(at[:, None] + dims[None], mask=inside[:, None] & (dims < size)[None], other=0.0)
     branch = tl.load(branches + id, mask=inside, other=0)
     newest = start + time  # the query's own position in the slot
     own = newest - tl.load(branches + count + id, mask=inside, other=0)  # and in its text
@@ -176,7 +177,7 @@ def _attend_to_part(
         position = block + tl.arange(0, block_keys)
         there = position < end
         cells = position.to(tl.int64)[:, None]
-        k = tl.load(base + cells * key_time + part[None], mask=there[:, None] & (part < size)[None], other=0.0)
+        k = tl.load(base + cells * key_time + dims[None], mask=there[:, None] & (dims < size)[None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if capped:
             scores = (2 * tl.sigmoid(2 * scores / softcap) - 1) * (softcap * 1.4426950408889634)
@@ -194,17 +195,17 @@ def _attend_to_part(
         finite = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(top - finite)
-        at_values = value_base + cells * value_time + value_part[None]
-        v = tl.load(at_values, mask=there[:, None] & (value_part < value_size)[None], other=0.0)
+        at_values = value_base + cells * value_time + value_dims[None]
+        v = tl.load(at_values, mask=there[:, None] & (value_dims < value_size)[None], other=0.0)
         joined = joined * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)
         top = higher
 
     line = (split.to(tl.int64) * count + id) * (kv_heads * packed) + query_heads
     tl.store(
-        parts + line[:, None] * value_size + value_part[None],
+        parts + line[:, None] * value_size + value_dims[None],
         joined,
-        mask=inside[:, None] & (value_part < value_size)[None],
+        mask=inside[:, None] & (value_dims < value_size)[None],
     )
     tl.store(sums + line * 2, top, mask=inside)
     tl.store(sums + line * 2 + 1, total, mask=inside)
@@ -226,11 +227,11 @@ def _join_parts(
 ):
     """Join what `_attend_to_part` stored for one query."""
     id, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    place = tl.arange(0, block_values)
-    at = output + (id.to(tl.int64) * heads + head) * value_size + place
+    dims = tl.arange(0, block_values)
+    at = output + (id.to(tl.int64) * heads + head) * value_size + dims
     last = 3 * num_rows - 1
     if id >= tl.load(table + last) + tl.load(table + last + num_rows):
-        tl.store(at, tl.zeros([block_values], output.dtype.element_ty), mask=place < value_size)
+        tl.store(at, tl.zeros([block_values], output.dtype.element_ty), mask=dims < value_size)
         return
     line = (tl.arange(0, splits).to(tl.int64) * count + id) * heads + head
     tops, totals = tl.load(sums + line * 2), tl.load(sums + line * 2 + 1)
@@ -242,6 +243,6 @@ def _join_parts(
     total = tl.sum(totals * shares, 0)
     if has_sinks:
         total += tl.exp2(sink - top)
-    joined = tl.load(parts + line[:, None] * value_size + place[None], mask=(place < value_size)[None], other=0.0)
+    joined = tl.load(parts + line[:, None] * value_size + dims[None], mask=(dims < value_size)[None], other=0.0)
     attended = tl.sum(joined * shares[:, None], 0) / total
-    tl.store(at, attended.to(output.dtype.element_ty), mask=place < value_size)
+    tl.store(at, attended.to(output.dtype.element_ty), mask=dims < value_size)

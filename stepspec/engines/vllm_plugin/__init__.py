@@ -1,9 +1,10 @@
 # pyright: reportMissingImports=false
 """The vLLM plugin: drafted tokens of vLLM's own speculation may stand under the rules of `Acceptance`; see `fields`.
 
-vLLM loads it by the entry point `vllm.general_plugins`. It changes nothing for a request that does not ask for it. It
-wraps private functions of vLLM, so it works with the versions in `VERSIONS` alone, and with runner V1. This module
-imports neither torch nor vLLM: `hooks` patches a module of vLLM when a process imports it.
+vLLM loads it by the entry point `vllm.general_plugins`. It changes nothing for a request that does not ask for it, but
+for repairs of vLLM's CPU build. It wraps private functions of vLLM, so it works with the versions in `VERSIONS` alone,
+and with runner V1. This module imports neither torch nor vLLM: `hooks` patches a module of vLLM when a process imports
+it.
 """
 
 import logging

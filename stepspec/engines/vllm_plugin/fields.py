@@ -15,6 +15,7 @@ from stepspec.errors import UsageError, unknown_name
 PREFIX = "stepspec_"
 KEY = f"{PREFIX}key"
 """The field with a key of the request, by which `hooks.relaxed_positions` returns its relaxed tokens."""
+MAX_KEY = 64
 SETTINGS = ("acceptance", "threshold", "window", "entropy", "exact_digits")
 
 TRIAL = {f"{PREFIX}acceptance": "?"}
@@ -39,10 +40,13 @@ def acceptance_in(extra_args: Mapping[str, Any] | None) -> Acceptance:
     Raises:
         UsageError: the rule is invalid.
     """
-    found = {name: value for name, value in (extra_args or {}).items() if name.startswith(PREFIX) and name != KEY}
+    found = {name: value for name, value in (extra_args or {}).items() if name.startswith(PREFIX)}
     for name, value in found.items():
         if not isinstance(value, str | int | float):
             raise UsageError(f"{name} must be a number or text, got {value!r}.")
+    key = found.pop(KEY, "")
+    if not isinstance(key, str) or len(key) > MAX_KEY:
+        raise UsageError(f"{KEY} must be text of at most {MAX_KEY} characters.")
     return _acceptance(tuple(sorted(found.items()))) if found else EXACT
 
 
@@ -56,8 +60,10 @@ def _acceptance(fields: tuple[tuple[str, Any], ...]) -> Acceptance:
     rule = values.pop("acceptance", "exact")
     if rule not in rules:
         raise UsageError(f"{REFUSAL} {', '.join(rules)}, got {rule!r}.")
-    digits = bool(values.pop("exact_digits", False))
+    digits = values.pop("exact_digits", 0)
+    if digits not in (0, 1):
+        raise UsageError(f"{PREFIX}exact_digits must be 0 or 1, got {digits!r}.")
     check_numbers(**values)
     if not isinstance(values.get("window", 1), int):
         raise UsageError(f"window must be a whole number, got {values['window']!r}.")
-    return Acceptance(cast("Any", rule), **values, exact_digits=digits)
+    return Acceptance(cast("Any", rule), **values, exact_digits=bool(digits))

@@ -104,11 +104,14 @@ def _patch_worker(module: Any) -> None:
 
 
 def relaxed_positions(worker: Any, key: str) -> list[int] | None:
-    """Return which output tokens of the request with a key are relaxed, once; None if that is not known."""
+    """Return which output tokens of the request with a key are relaxed, once; None if that is not known.
+
+    For an empty key, it is an empty list if the worker relaxes tokens and knows where.
+    """
     config = worker.vllm_config
     if unavailable(config) or config.scheduler_config.async_scheduling:
         return None  # where the next round begins before the last one is known, so are no positions
-    return RELAXED.pop(key, [])
+    return RELAXED.pop(key, None) if key else []
 
 
 RELAXED: OrderedDict[str, list[int]] = OrderedDict()
@@ -125,12 +128,14 @@ def note_relaxed(key: str, positions: Sequence[int]) -> None:
 def _patch_runner(module: Any) -> None:
     """Let a round with relaxed requests know their rules."""
     runner = module.GPUModelRunner
-    original, bookkeeping = runner._sample, runner._bookkeeping_sync
+    original, bookkeeping, cpu = runner._sample, runner._bookkeeping_sync, on_cpu()
 
     @wraps(original)
     def sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-        if spec_decode_metadata is None or logits is None or not any(spec_decode_metadata.num_draft_tokens):
-            return original(self, logits, None)  # top-k of no drafted token fails on a CPU and ends the engine
+        if spec_decode_metadata is None or logits is None:
+            return original(self, logits, spec_decode_metadata)
+        if cpu and not any(spec_decode_metadata.num_draft_tokens):
+            return original(self, logits, None)  # top-k of no drafted token fails there and ends the engine
         states = [self.requests[id] for id in self.input_batch.req_ids]
         arguments = [state.sampling_params and state.sampling_params.extra_args for state in states]
         rules = [acceptance_in(each) for each in arguments]
@@ -146,7 +151,7 @@ def _patch_runner(module: Any) -> None:
         if not self.use_async_scheduling:
             starts = [len(state.output_token_ids) for state in states]
             for each, start, places in zip(arguments, starts, current.relaxed_places(), strict=True):
-                if places and each and KEY in each:
+                if each and KEY in each:
                     note_relaxed(each[KEY], [start + place for place in places])
         return output
 
@@ -163,7 +168,7 @@ def _patch_runner(module: Any) -> None:
             generators.update(held)
 
     runner._sample = sample
-    if on_cpu():
+    if cpu:
         runner._bookkeeping_sync = rewinding
 
 

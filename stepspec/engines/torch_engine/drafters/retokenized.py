@@ -71,7 +71,8 @@ class Retokenized(Drafter):
             each.unread = self._table.unread(each.slot, each.committed, each.num_committed, each.after)
         longest = self._model.max_context
         while behind := [each for each in found if len(each.unread) > 1 and len(each.slot.ids) < longest]:
-            chunks = [each.unread[:-1][:PREFILL_CHUNK] for each in behind]
+            room = (min(PREFILL_CHUNK, longest - len(each.slot.ids)) for each in behind)
+            chunks = [each.unread[:-1][:most] for each, most in zip(behind, room, strict=True)]
             self._model.extend([each.slot.index for each in behind], chunks, keep=[[]] * len(behind))
             for each, chunk in zip(behind, chunks, strict=True):
                 each.slot.ids += chunk

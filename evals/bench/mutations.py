@@ -58,7 +58,7 @@ TESTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "torch_engine/test_slot_attention.py": {
         "branch-trunk": ("(key_branch == 0)[None] & (position[None] < trunk_end[:, None])", "(key_branch == 0)[None]"),
         "branch-window": ("position - tl.load(column + count, mask=new, other=0)", "position"),
-        "sinks": ("total += tl.exp2(sink - top)", "total += 0.0"),
+        "sinks": ("+ tl.exp2(sink - top)", "+ 0.0"),
     },
     "torch_engine/test_greedy.py::test_all_families_equal_transformers": {
         "stale-rows": ("found.table[2, num_rows:].zero_()", "pass"),

@@ -1,5 +1,11 @@
 """The kernel of passes by slot, in Triton's interpreter, against masks over whole slots."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,6 +97,18 @@ def test_the_kernel_attends_to_what_the_masks_show(
     options = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
     found = attend_in_slots(query, keys, values, rows, **options)
     torch.testing.assert_close(found, attend_slowly(query, keys, values, rows, **options), atol=2e-5, rtol=1e-4)
+
+
+def test_the_kernels_compile_for_gpus_and_fit_their_shared_memory() -> None:
+    """A GPU is not needed for that."""
+    script = Path(__file__).with_name("compiled_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    most = {"sm_80": 166_912, "sm_89": 101_376, "sm_90": 232_448}
+    found = json.loads(done.stdout)
+    assert len(found) == 8
+    assert {name: size for name, size in found.items() if size > most[name[:5]]} == {}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
@@ -197,8 +197,7 @@ def use_slots(model: CausalModel, attention: SlotAttention) -> None:
     """Have a model read its cache by slot, and take its small passes from graphs, as on a GPU."""
     model.attend_in_slots_by(attention)
     model.cache.reserve(16, model.max_context + MAX_DRAFTED + 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "Recorder", FakeRecorder)
+    with patch.object(graphs, "Recorder", FakeRecorder):
         model.capture(4)
 
 

@@ -1,3 +1,4 @@
+# pyright: reportOperatorIssue=false
 """Attention on a GPU: the keys and values of each row are read where they lie in the cache.
 
 Attention of PyTorch needs the rows' keys and values in one tensor, which copies them in every layer, and a mask as long
@@ -22,6 +23,9 @@ PROGRAMS = 256
 MAX_SPLITS = 32
 MAX_QUERIES = 64
 """Queries of one program."""
+
+STAGES = 2
+"""Blocks of keys and values that are loaded at the same time. More do not fit into the shared memory of all GPUs."""
 
 LOG2_E = 1.4426950408889634
 """The kernels take powers of 2."""
@@ -86,7 +90,7 @@ def attend_in_slots(
         capped=bool(softcap),
         block_queries=block_queries,
         block_keys=64 if query.dtype.itemsize == 2 else 32,
-        num_stages=2,  # more do not fit into the shared memory of all GPUs
+        num_stages=STAGES,
         packed=packed,
         kv_heads=kv_heads,
         size=size,
@@ -235,14 +239,12 @@ def _join_parts(
         return
     line = (tl.arange(0, splits).to(tl.int64) * count + id) * heads + head
     tops, totals = tl.load(sums + line * 2), tl.load(sums + line * 2 + 1)
-    top = tl.max(tops, 0)
+    sink = -float("inf")
     if has_sinks:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        top = tl.maximum(top, sink)
+    top = tl.maximum(tl.max(tops, 0), sink)
     shares = tl.exp2(tops - top)
-    total = tl.sum(totals * shares, 0)
-    if has_sinks:
-        total += tl.exp2(sink - top)
+    total = tl.sum(totals * shares, 0) + tl.exp2(sink - top)
     joined = tl.load(parts + line[:, None] * value_size + dims[None], mask=(dims < value_size)[None], other=0.0)
     attended = tl.sum(joined * shares[:, None], 0) / total
     tl.store(at, attended.to(output.dtype.element_ty), mask=dims < value_size)

@@ -109,13 +109,14 @@ async def test_all_families_equal_transformers(family: str, by_slot: bool) -> No
             assert drafting.drafter != "draft-model" or sum(chunk.accepted for chunk in chunks) > 0
         step, question = random_ids(9, 7), random_ids(3, 8)
         probes = [Probe(tuple(question), (4, 9)), Probe(tuple(question), (2,))]
-        logits = slow_logits(network, [*PROMPTS[-1], *step, *question]).log_softmax(-1)
-        own = [float(logits[place, id]) for place, id in enumerate(step, len(PROMPTS[-1]) - 1)]
-        for asked in (probes, ()):
-            judged = await engine.verify(Verify(TokenBuffer(PROMPTS[-1]), step, asked))
-            assert judged.logprobs == pytest.approx(own, abs=1e-3)
-            for probe, found in zip(asked, judged.probe_logprobs, strict=True):
-                assert found == pytest.approx(logits[-1, [*probe.labels]].tolist(), abs=1e-3)
+        every = [*step, *question, *question]  # as many ids as with the probes, whose columns may not be left
+        for judged, asked in ((step, probes), (every, ())):
+            found = await engine.verify(Verify(TokenBuffer(PROMPTS[-1]), judged, asked))
+            logits = slow_logits(network, [*PROMPTS[-1], *judged, *question]).log_softmax(-1)
+            own = [float(logits[place, id]) for place, id in enumerate(judged, len(PROMPTS[-1]) - 1)]
+            assert found.logprobs == pytest.approx(own, abs=1e-3)
+            for probe, logprobs in zip(asked, found.probe_logprobs, strict=True):
+                assert logprobs == pytest.approx(logits[-1, [*probe.labels]].tolist(), abs=1e-3)
 
 
 async def test_greedy_and_sampled_calls_can_share_rounds() -> None:

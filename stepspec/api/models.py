@@ -212,7 +212,7 @@ def load_pair(
     if hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
     for engine in (target_engine, draft_engine):
-        if hasattr(engine, "capture"):
+        if engine is not None and hasattr(engine, "capture"):
             engine.capture()
     if draft_engine is None:
         return Pair(target_engine, None, judges=judge_models)

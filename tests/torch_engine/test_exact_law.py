@@ -6,7 +6,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
-from tiny_models import llama_config, make_model, make_network, noisy_copy
+from tiny_models import attend_slowly, llama_config, make_model, make_network, noisy_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -68,6 +68,18 @@ def test_tokens_from_speculation_have_the_targets_joint_distribution(
     model = make_model(target)
     texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, num_texts, depth=3)
     assert 0.1 < accepted < 0.98, "the test needs both accepted and rejected tokens"
+    assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_the_passes_of_a_gpu_have_the_targets_joint_distribution(
+    target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
+) -> None:
+    model, drafter = make_model(target), make_model(draft)
+    for each in (model, drafter):
+        each.attend_in_slots_by(attend_slowly)
+    texts, accepted = sample_texts(model, DraftModel(drafter, model.vocab_size, 500), PROMPT, sampling, NUM_TEXTS)
+    assert 0.1 < accepted < 0.98
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
 
 

@@ -259,7 +259,8 @@ class StepSpec:
         """Check and encode a request under this session's policy. See `prepare`.
 
         Args:
-            question, options: the request.
+            question: what to answer.
+            options: the request's options.
             since: when it began. It may have waited for a policy to load.
             must_fit: whether a conversation must fit the target's context. One that does not can only be counted.
         """

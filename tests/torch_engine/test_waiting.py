@@ -159,7 +159,7 @@ async def test_where_a_capture_fails_passes_are_launched(
                 raise RuntimeError("operation not permitted when stream is capturing")
             return super().record(run, *inputs)
 
-    monkeypatch.setattr(graphs, "Recorder", Failing)
+    monkeypatch.setattr(graphs, "GraphRecorder", Failing)
     network, prompt = make_network(make_config("llama")), random_ids(12, 1)
     model = make_model(network)
     model.attend_in_slots_by(attend_slowly)
@@ -173,7 +173,7 @@ async def test_where_a_capture_fails_passes_are_launched(
 
 def test_the_cache_of_captured_passes_does_not_move() -> None:
     model = make_model(make_network(make_config("llama")), by_slot=True)
-    with pytest.raises(RuntimeError, match="but the cache has 16 slots of"):
+    with pytest.raises(RuntimeError, match="but the cache has 64 slots of"):
         model.extend([0], [random_ids(model.cache.capacity, 1)])
 
 

@@ -51,7 +51,7 @@ from stepspec.engines.protocol import (
 from stepspec.engines.torch_engine import graphs
 from stepspec.engines.torch_engine.attention import SlotAttention, SlotRows
 from stepspec.engines.torch_engine.body import has_alibi
-from stepspec.engines.torch_engine.engine import TorchEngine
+from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.self_check import checked_model
 
@@ -196,13 +196,13 @@ def make_model(network: PreTrainedModel, name: str = "tiny", *, by_slot: bool = 
 def use_slots(model: CausalModel, attention: SlotAttention) -> None:
     """Have a model read its cache by slot, and take its small passes from graphs, as on a GPU."""
     model.attend_in_slots_by(attention)
-    model.cache.reserve(16, model.max_context + MAX_DRAFTED + 1)
-    with patch.object(graphs, "Recorder", FakeRecorder):
+    model.cache.reserve(MAX_SLOTS, model.max_context + MAX_DRAFTED + 1)
+    with patch.object(graphs, "GraphRecorder", FakeRecorder):
         model.capture(4)
 
 
 class FakeRecorder:
-    """Stands for `graphs.Recorder` on a machine without a GPU: a replay runs the function again.
+    """Stands for `graphs.GraphRecorder` on a machine without a GPU: a replay runs the function again.
 
     Other passes' results are then worthless, as they share memory on a GPU.
     """

@@ -5,7 +5,6 @@ The query heads that share a key head are packed into one longer query, so keys 
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,15 +52,6 @@ class SlotAttention(Protocol):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor: ...
-
-
-def find_slot_attention(device: torch.device) -> SlotAttention | None:
-    """Return the kernel that reads the cache by slot; None if there is none for a device."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return None
-    from stepspec.engines.torch_engine.slot_attention import attend_in_slots
-
-    return attend_in_slots
 
 
 class UnsupportedAttentionError(Exception):

@@ -11,6 +11,7 @@ in another layout of `stepspec.engines.torch_engine.matrix`, and frees the param
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,7 +25,6 @@ from stepspec.engines.torch_engine.attention import (
     Masks,
     SlotAttention,
     attend_in_runs,
-    find_slot_attention,
     packed_bias,
 )
 from stepspec.engines.torch_engine.cache import SlotCache
@@ -72,6 +72,15 @@ def make_body(network: PreTrainedModel) -> ModelBody:
     if has_alibi(network):
         return AlibiBody(network)
     return FusedBody(network) if is_fusible(network) else ModuleBody(network)
+
+
+def find_slot_attention(device: torch.device) -> SlotAttention | None:
+    """Return the kernel that reads the cache by slot; None if there is none for a device."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from stepspec.engines.torch_engine.slot_attention import attend_in_slots
+
+    return attend_in_slots
 
 
 def has_alibi(network: PreTrainedModel) -> bool:

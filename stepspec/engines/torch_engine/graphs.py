@@ -25,7 +25,7 @@ _CAPTURING = threading.Lock()
 Run = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-class Recorder:
+class GraphRecorder:
     """Captures passes for the current thread. They share memory: the replay of one may overwrite another's result."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class SlotPasses:
         most = next((size for size in ROWS if size >= max_rows), ROWS[-1])
         counts = [1 << power for power in reversed(range(MAX_IDS.bit_length()))]
         kinds = [(count, rows) for count in counts for rows in reversed(ROWS) if rows <= min(count, most)]
-        recorder = Recorder()
+        recorder = GraphRecorder()
         for number, (count, num_rows) in enumerate(kinds, 1):
             sizes = (count,), (3, num_rows), (3, count)
             ids, table, branches = (torch.zeros(size, dtype=torch.long, device=device) for size in sizes)

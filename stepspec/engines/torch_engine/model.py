@@ -57,6 +57,10 @@ class Positions(NamedTuple):
         """Return the positions after `count` further ids."""
         return self._replace(starts=self.starts + count, span=self.span + count)
 
+    def slot_table(self, width: int) -> Tensor:
+        """Return the rows of a pass by slot over `width` ids each, [3, B], as for `SlotPasses`."""
+        return torch.stack([torch.as_tensor(self.slots), self.starts, torch.full_like(self.starts, width)])
+
 
 class Branch(NamedTuple):
     """Columns at the end of a row that the others do not see, such as a judge's question."""
@@ -198,8 +202,7 @@ class CausalModel:
         slots, starts, span, runs = positions
         width = ids.shape[1]
         if isinstance(slots, Tensor):
-            table = torch.stack([slots, starts, torch.full_like(starts, width)])
-            hidden = self.slot_passes.read(self._read_in_slots, ids.flatten(), table, None, width)
+            hidden = self.slot_passes.read(self._read_in_slots, ids.flatten(), positions.slot_table(width), None, width)
             return hidden.view(*ids.shape, -1)
         num_hidden = self._num_hidden(span + width - 1)
         span += width - 1 + num_hidden
@@ -363,7 +366,7 @@ class CausalModel:
             Hidden states of the ids, [B, T, W], and of the others, one row after the other, [1, N, W].
         """
         if isinstance(positions.slots, Tensor):
-            own = torch.stack([positions.slots, positions.starts, torch.full_like(positions.starts, ids.shape[1])])
+            own = positions.slot_table(ids.shape[1])
             flat, table, columns = self._slot_inputs(slots, starts, others, branches)
             columns = None if columns is None else torch.nn.functional.pad(columns, (ids.numel(), 0))
             longest = max(ids.shape[1], *map(len, others))

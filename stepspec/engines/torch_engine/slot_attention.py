@@ -27,7 +27,7 @@ MAX_QUERIES = 64
 STAGES = 2
 """Blocks of keys and values that are loaded at the same time. More do not fit into the shared memory of all GPUs."""
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 """The kernels take powers of 2."""
 
 
@@ -78,7 +78,7 @@ def attend_in_slots(
         rows.branches,
         parts,
         sums,
-        (size**-0.5 if scaling is None else scaling) * (1 if softcap else LOG2_E),
+        (size**-0.5 if scaling is None else scaling) * (1 if softcap else LOG2_E.value),
         softcap or 0.0,
         *query.stride()[:2],
         *keys.stride()[:3],
@@ -184,7 +184,7 @@ def _attend_to_part(
         k = tl.load(base + cells * key_time + dims[None], mask=there[:, None] & (dims < size)[None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if capped:
-            scores = (2 * tl.sigmoid(2 * scores / softcap) - 1) * (softcap * 1.4426950408889634)
+            scores = (2 * tl.sigmoid(2 * scores / softcap) - 1) * (softcap * LOG2_E)
         new = there & (position >= start)
         column = branches + first + position - start
         key_branch = tl.load(column, mask=new, other=0)
@@ -241,7 +241,7 @@ def _join_parts(
     tops, totals = tl.load(sums + line * 2), tl.load(sums + line * 2 + 1)
     sink = -float("inf")
     if has_sinks:
-        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
     top = tl.maximum(tl.max(tops, 0), sink)
     shares = tl.exp2(tops - top)
     total = tl.sum(totals * shares, 0) + tl.exp2(sink - top)

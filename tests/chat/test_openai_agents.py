@@ -1,6 +1,6 @@
 """The OpenAI Agents SDK against a service on loopback, by both of OpenAI's APIs."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -8,10 +8,9 @@ from agents import Agent, RunConfig, Runner, RunState, SQLiteSession, function_t
 from agents.models.interface import Model
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
 from agents.models.openai_responses import OpenAIResponsesModel
-from following import asked_of, following_pair
+from following import asked_of
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from service import serving
 
 from stepspec import Pair
 
@@ -26,20 +25,9 @@ class Sum(BaseModel):
     total: int
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return following_pair()
-
-
-@pytest.fixture(scope="module")
-def address(pair: Pair) -> Iterator[str]:
-    with serving(pair, "specreason") as address:
-        yield address
-
-
 @pytest.fixture(params=[OpenAIChatCompletionsModel, OpenAIResponsesModel])
-async def model(request: pytest.FixtureRequest, address: str) -> AsyncIterator[Model]:
-    async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+async def model(request: pytest.FixtureRequest, agent_address: str) -> AsyncIterator[Model]:
+    async with AsyncOpenAI(base_url=agent_address, api_key="none", max_retries=0) as client:
         yield request.param("target", client)
 
 
@@ -53,7 +41,7 @@ def agent(model: Model, **settings: Any) -> Agent[Any]:
     return Agent(name="calculator", model=model, **settings)
 
 
-async def test_an_agent_calls_a_tool_and_a_session_keeps_the_conversation(model: Model, pair: Pair) -> None:
+async def test_an_agent_calls_a_tool_and_a_session_keeps_the_conversation(model: Model, agent_pair: Pair) -> None:
     calculator, session = agent(model, tools=[double], instructions="Be brief."), SQLiteSession("mine")
     result = await Runner.run(calculator, "Please double 21.", session=session, run_config=QUIET)
     assert result.final_output.strip() == "It is 42."
@@ -62,7 +50,7 @@ async def test_an_agent_calls_a_tool_and_a_session_keeps_the_conversation(model:
     assert result.context_wrapper.usage.output_tokens > 20
     following = await Runner.run(calculator, "Thanks.", session=session, run_config=QUIET)
     assert "Thanks. among them." in following.final_output
-    assert [turn["role"] for turn in asked_of(pair.target)] == [
+    assert [turn["role"] for turn in asked_of(agent_pair.target)] == [
         "system",
         "user",
         "assistant",

@@ -1,11 +1,11 @@
 """pydantic-ai's agents against a service on loopback, by the three APIs that they speak."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from anthropic import AsyncAnthropic
-from following import THOUGHTS, asked_of, following_pair
+from following import THOUGHTS, asked_of
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, AgentRunResultEvent, DeferredToolRequests, DeferredToolResults
@@ -15,7 +15,6 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from service import serving
 
 from stepspec import Pair
 
@@ -28,25 +27,14 @@ class Sum(BaseModel):
     total: int
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return following_pair()
-
-
-@pytest.fixture(scope="module")
-def address(pair: Pair) -> Iterator[str]:
-    with serving(pair, "specreason") as address:
-        yield address
-
-
 @pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel, AnthropicModel])
-async def model(request: pytest.FixtureRequest, address: str) -> AsyncIterator[Model]:
+async def model(request: pytest.FixtureRequest, agent_address: str) -> AsyncIterator[Model]:
     client: Any
     if request.param is AnthropicModel:
-        async with AsyncAnthropic(base_url=address.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+        async with AsyncAnthropic(base_url=agent_address.removesuffix("/v1"), api_key="none", max_retries=0) as client:
             yield AnthropicModel("target", provider=AnthropicProvider(anthropic_client=client))
     else:
-        async with AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=agent_address, api_key="none", max_retries=0) as client:
             yield request.param("target", provider=OpenAIProvider(openai_client=client))
 
 
@@ -61,7 +49,7 @@ def thought(message: ModelMessage) -> str:
     return "".join(part.content or "".join((part.provider_details or {})["raw_content"]) for part in parts)
 
 
-async def test_an_agent_calls_a_tool_and_goes_on_with_the_conversation(model: Model, pair: Pair) -> None:
+async def test_an_agent_calls_a_tool_and_goes_on_with_the_conversation(model: Model, agent_pair: Pair) -> None:
     agent = Agent(model, tools=[double], instructions="Be brief.")
     result = await agent.run("Please double 21.")
     assert result.output.strip() == "It is 42."
@@ -71,7 +59,7 @@ async def test_an_agent_calls_a_tool_and_goes_on_with_the_conversation(model: Mo
     stored = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
     following = await agent.run("Thanks.", message_history=stored)
     assert "Thanks. among them." in following.output
-    seen = asked_of(pair.target)
+    seen = asked_of(agent_pair.target)
     assert [turn["role"] for turn in seen] == ["system", "user", "assistant", "tool", "assistant", "user"]
     assert seen[2]["reasoning_content"] == "".join(THOUGHTS)
 

@@ -29,7 +29,6 @@ import typer
 from pydantic import Field, Strict
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import pad
 
 from evals.bench.speed import UNKNOWN, cells_table
 from stepspec.api.pairs import QWEN_NAME, find_pair
@@ -57,8 +56,6 @@ and two CPU cores with an int8 target and its draft in int4, and both in bfloat1
 DRAFTED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24)
 ACCEPTED, RELAXED, REFUSED, REWRITTEN = "arxw"
 """Letters of a trace. A capital is what would have become of the token behind a full round, which the target writes."""
-BLOCK = 128
-"""Tokens that are drawn from together."""
 TOGETHER = 32
 """Rows of logits that are compared together. The memory of larger tensors goes back to the system each time, and
 getting it again takes as long as the work."""
@@ -146,12 +143,12 @@ def positions(target: Tensor, draft: Tensor, temperatures: Tensor, noise: Tensor
     if (hot := temperatures > 0).any():
         p, q = ((each[hot] / temperatures[hot, None]).softmax(1) for each in (target, draft))
         to_draft, to_accept, to_choose = noise[hot].unbind(1)
-        drafted[hot] = draw_by_block(q, to_draft)
+        drafted[hot] = draw(q, to_draft)
         p_drafted, q_drafted = (each.gather(1, drafted[hot, None])[:, 0] for each in (p, q))
         agrees[hot] = to_accept * q_drafted < p_drafted
         refused = ~agrees[hot]
-        instead[hot & ~agrees] = draw_by_block(residual(p[refused], q[refused]), to_choose[refused])
-        following[hot] = draw_by_block(p, to_choose)
+        instead[hot & ~agrees] = draw(residual(p[refused], q[refused]), to_choose[refused])
+        following[hot] = draw(p, to_choose)
     total, token = target.logsumexp(1, keepdim=True), drafted[:, None]
     logprob, top = target.gather(1, token) - total, target.topk(3).values - total
     entropy, top_entropy = total[:, 0] - (target.softmax(1) * target).sum(1), -(top.exp() * top).sum(1)
@@ -159,17 +156,6 @@ def positions(target: Tensor, draft: Tensor, temperatures: Tensor, noise: Tensor
     columns: list[Any] = [drafted, agrees, instead, following, favorite, top[:, 0] - logprob[:, 0], logprob[:, 0]]
     columns += [entropy, top_entropy, certainty]
     return [Position(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def draw_by_block(distribution: Tensor, noise: Tensor) -> Tensor:
-    """Run `draw` among blocks of tokens, then within one: over 150,000 tokens together it takes a sixth of a pass."""
-    count = -(-distribution.shape[1] // BLOCK)
-    blocks = pad(distribution, (0, count * BLOCK - distribution.shape[1])).view(-1, count, BLOCK)
-    masses = blocks.sum(2).double()
-    block = draw(masses, noise)
-    before, mass = (each.gather(1, block[:, None])[:, 0] for each in (masses.cumsum(1) - masses, masses))
-    rest = ((noise * masses.sum(1) - before) / mass).clamp(0, 1 - 1e-9)  # sums of blocks are rounded
-    return block * BLOCK + draw(blocks[torch.arange(len(blocks)), block], rest)
 
 
 @dataclass

@@ -31,13 +31,11 @@ from evals.bench.lab import (
     Text,
     all_figures,
     chosen_settings,
-    draw_by_block,
     fronts,
     num_rounds,
     positions,
     read_rows,
 )
-from stepspec.engines.torch_engine.sampling import draw
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.run.problem_reader import EvalProblem
@@ -195,15 +193,6 @@ def test_above_temperature_0_the_exact_rule_keeps_the_distribution_of_the_target
         (2, 2)
     }
     assert found[0].entropy == pytest.approx(-(p * p.log()).sum().item())
-
-
-def test_a_token_is_the_same_if_its_block_is_drawn_first() -> None:
-    generator = torch.Generator().manual_seed(0)
-    distributions = (3 * torch.randn(200, 1000, generator=generator)).softmax(1)
-    distributions[:, 120:400] = 0
-    noise = torch.rand(200, dtype=torch.float64, generator=generator)
-    noise[0] = 0
-    assert torch.equal(draw_by_block(distributions, noise), draw(distributions, noise))
 
 
 def row(problem: int, setting: str, trace: str, *, right: bool = True, **how: Any) -> Row:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -144,6 +145,24 @@ def test_a_rejected_token_is_replaced_by_a_sample_of_the_residual(pair: tuple[li
                 0,
                 int(draw(residual(p, q)[None], torch.tensor([noise], dtype=torch.float64))),
             )
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 1000])
+def test_a_draw_by_blocks_is_the_one_over_the_whole_vocabulary(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    distributions = (3 * torch.randn(200, size, generator=generator)).softmax(1)
+    distributions[:, size // 8 : size // 3] = 0
+    noise = torch.rand(200, dtype=torch.float64, generator=generator)
+    noise[0] = 0
+    mass = distributions.double().cumsum(1)
+    assert torch.equal(draw(distributions, noise), (mass <= noise[:, None] * mass[:, -1:]).sum(1))
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-30, 0.1, 1 / 3, 1.0]), min_size=1, max_size=300).filter(any))
+def test_a_draw_at_the_edges_is_a_token_that_has_probability(weights: list[float]) -> None:
+    noise = torch.tensor([0, 2**-53, 1 / 3, 0.5, 1 - 2**-52, 1 - 2**-53], dtype=torch.float64)
+    tokens = draw(torch.tensor(weights).expand(len(noise), -1), noise)
+    assert all(weights[token] > 0 for token in tokens.tolist())
 
 
 @given(weights_of(5))

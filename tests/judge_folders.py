@@ -6,12 +6,14 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
+from evals.bench.reward_head import fit, states_after
+from evals.pairs.reward import write_reward_model
 from evals.training.corrupt import corrupt_step
 from evals.training.gsm_mini import Problem, load_split, true_values
-from stepspec.engines.hugging_face import load_tokenizer
-from stepspec.engines.judge_model import RewardIds
+from stepspec.evaluation.judge_bench import LabelledSolution
 from stepspec.mini import WEIGHTS
 
 
@@ -38,31 +40,15 @@ def judge_folders(root: Path) -> dict[str, Path]:
 
 def fitted_reward(folder: Path, num_problems: int = 60) -> Path:
     """Make a reward model: the embedded target with a linear head that tells right steps from wrong ones."""
-    network = LlamaForSequenceClassification.from_pretrained(WEIGHTS / "target", num_labels=1, dtype=torch.float32)
-    ids = RewardIds(load_tokenizer(str(WEIGHTS / "target")))
-    states, right = list[torch.Tensor](), list[float]()
-    for problem in islice(load_split("train"), num_problems):
-        for each, label in zip(right_and_wrong(problem), (1.0, 0.0), strict=True):
-            with torch.inference_mode():
-                read = network.model(torch.tensor([ids.of(problem.question, each)]))
-            states.append(read.last_hidden_state[0, -1])
-            right.append(label)
-    inputs, labels = torch.stack(states).clone(), torch.tensor(right)  # [N, width], [N]
-    scale = inputs.square().mean().sqrt()
-    weights = torch.zeros(inputs.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = torch.nn.functional.binary_cross_entropy_with_logits(inputs / scale @ weights, labels)
-        value = value + 1e-3 * weights.square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    network.score.weight.data = (weights.detach() / scale)[None]
-    network.save_pretrained(folder)
-    _copy_tokenizer(folder)
+    solutions = [
+        LabelledSolution(question=problem.question, steps=steps, labels=[1.0] * (len(steps) - 1) + [last], source="")
+        for problem in islice(load_split("train"), num_problems)
+        for steps, last in zip(right_and_wrong(problem), (1.0, 0.0), strict=True)
+    ]
+    labels = torch.tensor([label for each in solutions for label in each.labels])
+    head = folder.with_suffix(".safetensors")
+    save_file({"score.weight": fit(states_after(solutions, str(WEIGHTS / "target")), labels)[None]}, head)
+    write_reward_model(WEIGHTS / "target", head, folder)
     return folder
 
 

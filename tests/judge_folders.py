@@ -6,13 +6,12 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, LlamaModel
 
-from evals.bench.reward_head import fit, states_after
 from evals.pairs.reward import write_reward_model
 from evals.training.corrupt import corrupt_step
 from evals.training.gsm_mini import Problem, load_split, true_values
+from evals.training.reward import fit, states_after, write_head
 from stepspec.evaluation.judge_bench import LabelledSolution
 from stepspec.mini import WEIGHTS
 
@@ -45,9 +44,9 @@ def fitted_reward(folder: Path, num_problems: int = 60) -> Path:
         for problem in islice(load_split("train"), num_problems)
         for steps, last in zip(right_and_wrong(problem), (1.0, 0.0), strict=True)
     ]
-    labels = torch.tensor([label for each in solutions for label in each.labels])
+    labels = [label for each in solutions for label in each.labels]
     head = folder.with_suffix(".safetensors")
-    save_file({"score.weight": fit(states_after(solutions, str(WEIGHTS / "target")), labels)[None]}, head)
+    write_head(fit(states_after(solutions, str(WEIGHTS / "target")), labels), head)
     write_reward_model(WEIGHTS / "target", head, folder)
     return folder
 

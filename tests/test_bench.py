@@ -16,7 +16,7 @@ import tomlkit
 from commands import bench, stepspec
 from typer.testing import CliRunner
 
-from evals.bench import loads
+from evals.bench import loads, on_vllm
 from evals.bench.__main__ import FOLDER, app, summaries
 from evals.bench.conversation import Conversations, at_context
 from evals.bench.documents import measured_block, speeds_block
@@ -38,6 +38,7 @@ from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ServerUsage
 from stepspec.errors import UsageError
 from stepspec.evaluation.machine import conditions
+from stepspec.evaluation.run import EvalProblem, load_benchmark
 from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
@@ -199,7 +200,7 @@ def test_a_step_reads_no_text_again_at_any_context_length(tmp_path: Path) -> Non
         (("engine", "--drafter", "sufix"), "suffix"),
         (("engine", "--dtype", "int3"), "float32"),
         (("context", "--shape", "mini", "--target", "torch:x"), "--shape makes its own models"),
-        (("published", "--target", "torch:nowhere", "--draft", "torch:nowhere"), "nowhere"),
+        (("on_vllm", "rows.jsonl", "--vllm", "nowhere"), "Cannot run nowhere"),
     ],
     ids=str,
 )
@@ -380,17 +381,15 @@ DRAFTED = {"A is 2.": 9, "</think>": 9, "": 9, "B is 3.": 3, "The answer is \\bo
 
 
 @pytest.mark.parametrize(
-    ("answers", "steps", "text", "num_calls"),
+    ("steps", "text", "num_calls"),
     [
-        (False, ["A is 2.", "</think>", "</think>"], "A is 2.\n\n\n\n", 6),
-        (True, ["A is 2.", "</think>", "</think>"], "A is 2.\n\n</think>\n\nThe answer is 2.", 7),
-        (True, ["", "", "A is 2.", "The answer is \\boxed{4}."], "\n\n\n\nA is 2.\n\nThe answer is \\boxed{4}.", 8),
-        (False, ["B is 3.", "The answer is \\boxed{4}."], "C is 5.\n\nThe answer is \\boxed{4}.", 5),
+        (["A is 2.", "</think>", "</think>"], "A is 2.\n\n\n\n", 6),
+        (["", "", "A is 2.", "The answer is \\boxed{4}."], "\n\n\n\nA is 2.\n\nThe answer is \\boxed{4}.", 8),
+        (["B is 3.", "The answer is \\boxed{4}."], "C is 5.\n\nThe answer is \\boxed{4}.", 5),
+        (["A is 2."] * 2 + ["B is 3."] * 2, "A is 2.\n\nA is 2.\n\nC is 5.\n\nC is 5.", 10),
     ],
 )
-def test_the_published_procedure_ends_as_its_script_does(
-    answers: bool, steps: list[str], text: str, num_calls: int
-) -> None:
+def test_the_published_procedure_ends_as_its_script_does(steps: list[str], text: str, num_calls: int) -> None:
     """With a box, or with two equal steps from the third one on; a step of nothing but the tag is empty."""
     remaining, calls = iter(steps), list[dict[str, Any]]()
 
@@ -400,18 +399,52 @@ def test_the_published_procedure_ends_as_its_script_does(
             if "logprobs" in fields:
                 step = fields["messages"][1]["content"].removeprefix("<think>").rpartition("\n\n")[2]
                 return SimpleNamespace(text=str(DRAFTED[step]))
-            if address is self.draft:
-                return SimpleNamespace(text=next(remaining), usage=ServerUsage(completion_tokens=4))
-            return SimpleNamespace(
-                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=ServerUsage()
-            )
+            text = next(remaining) if address is self.draft else "C is 5."
+            return SimpleNamespace(text=text, usage=ServerUsage(completion_tokens=4))
 
-    servers = Address("http://127.0.0.1:1/v1"), Address("http://127.0.0.1:2/v1")
-    procedure = Scripted(*servers, max_tokens=99, answers=answers)
-    assert procedure.solve("How many?") == text
+    procedure = Scripted(Address("http://127.0.0.1:1/v1"), Address("http://127.0.0.1:2/v1"))
+    assert procedure.solve("How many?", 99) == (text, 4 * len(steps))
     assert len(calls) == num_calls
-    assert "stop" in calls[-1] or "logprobs" in calls[-1] or calls[-1]["max_tokens"] == 99 - 3 * 4
+    assert [call["max_tokens"] for call in calls if "stop" in call][-1] <= 99 - 4 * (len(steps) - 1)
     procedure.close()
+
+
+def test_servers_take_turns_by_blocks_of_problems_and_both_kinds_get_all() -> None:
+    problems = [EvalProblem(str(number), "", "1", None) for number in range(5)]
+    found = [(kind, int(problem.id)) for kind, _, problem in on_vllm.turns(problems, 2)]
+    starts = [kind for kind, _ in itertools.groupby(found, key=lambda turn: turn[0])]
+    assert starts == ["plain", "drafting", "plain", "drafting"], "one kind starts for a block, but for the first"
+    assert sorted(found) == [(kind, number) for kind in ("drafting", "plain") for number in range(5)]
+    assert [number for _, number in found] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 4]
+
+
+def test_procedures_on_vllm_are_compared_on_the_problems_that_all_have(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    plan = on_vllm.Plan(tmp_path, tmp_path, 8, 64, load_benchmark("gsm8k")[1])
+    about = {"num_drafted": 8, "max_tokens": 64, "cpu_s": None, "requests": 2, "bytes_sent": 2048, "bytes_received": 0}
+    rows = [
+        on_vllm.Row.model_validate(
+            {**about, "problem": str(problem), "procedure": name, "status": "correct" if place else "wrong"}
+            | {"seconds": 8.0 / (1 + place), "tokens": 50, "rounds": 5 * (place > 1), "drafted": 40}
+            | {"accepted": 20 + 5 * place, "relaxed": 5 * (name == "relaxed")}
+        )
+        for problem in range(3)
+        for place, name in enumerate(on_vllm.PROCEDURES)
+        if (problem, name) != (2, "relaxed")
+    ]
+    other = rows[0].model_copy(update={"max_tokens": 32})
+    lines = [row.model_dump_json() + "\n" for row in (other, *rows)]
+    file.write_text("".join(lines) + lines[-1][:30])
+    found = on_vllm.compared(plan.stored(file))
+    assert [each.procedure for each in found] == on_vllm.PROCEDURES
+    assert [each.over_published for each in found] == [1, 2, 3, 4, 5]
+    assert [each.per_round for each in found] == [None, None, 7, 8, 9]
+    assert [each.relaxed for each in found] == [0, 0, 0, 0.1, 0]
+    assert [each.difference for each in found] == [-1, 0, 0, 0, 0]
+    assert found[3].rounds_over_engine == pytest.approx(8 / 7)
+    settings = {"pair": "qwen", "benchmark": "gsm8k", "max_tokens": 64, "num_drafted": 8, "results": found}
+    shown = on_vllm.OnVllm.model_validate({**conditions(), **settings})
+    assert {len(row) for row in on_vllm.rows_of(shown)} == {len(on_vllm.HEADS)}
 
 
 def test_texts_that_part_where_nothing_is_close_are_counted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any, NamedTuple
 
-from evals.bench import agent_runs, conversation, distance, engines, exactness, kinds, lab, overhead, servers
+from evals.bench import agent_runs, conversation, distance, engines, exactness, kinds, lab, on_vllm, overhead, servers
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
 from evals.bench.loads import loads_block
@@ -25,7 +25,7 @@ from evals.bench.results import machine_in_words, read_results, with_block
 from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
 from evals.bench.service.instant import Instant
-from evals.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
+from evals.bench.speed import EngineSpeeds, speeds_markdown
 from stepspec.api.pairs import EMBEDDED_NAME
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
@@ -57,11 +57,6 @@ TABLES: Mapping[str, type[FileModel]] = {
 
 FORMER_POLICY = re.compile(r"(`)stepspec`|(?:(?<=\| )|(?<=policy )|^)stepspec(?= \||,| on )", re.MULTILINE)
 """The policy `two-level` as results from before version 0.2.0 call it."""
-
-
-def _wire_in_words(costs: WireCosts) -> str:
-    """Return what was measured."""
-    return f"{costs.benchmark}, {costs.problems:,} problems, greedy; {models_in_words(costs.engines)}"
 
 
 def _judged_in_words(found: judge_bench.JudgeBench) -> str:
@@ -118,7 +113,7 @@ MEASURED: Mapping[str, Measured] = {
             *(f"{kind}, {number:,}" for kind in ("scored", "asked") for number in servers.CONTEXTS),
         ),
     ),
-    "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
+    "vllm": Measured(on_vllm.OnVllm, on_vllm.HEADS, on_vllm.rows_of, on_vllm.in_words, shown=on_vllm.SHOWN),
 }
 """By the folder under `evals/results`."""
 PAGES = {
@@ -127,6 +122,7 @@ PAGES = {
     "judges": "docs/judges.md",
     "kinds": "docs/thresholds.md",
     "servers": "docs/servers.md",
+    "vllm": "docs/servers.md",
 }
 """Pages of files of `MEASURED` that are not on the page of the results."""
 

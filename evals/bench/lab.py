@@ -30,6 +30,7 @@ from pydantic import Field, Strict
 from rich.table import Table
 from torch import Tensor
 
+from evals.bench.rows import complete_lines
 from evals.bench.speed import UNKNOWN, cells_table
 from stepspec.api.pairs import QWEN_NAME, find_pair
 from stepspec.base.file_model import FileModel, Version, load_toml
@@ -357,11 +358,7 @@ class Lockstep:
 
 def read_rows(file: Path) -> list[Row]:
     """Return the rows of a file, if there is one, and remove an incomplete last line."""
-    content = file.read_bytes() if file.exists() else b""
-    complete = content[: content.rfind(b"\n") + 1]
-    if complete != content:
-        file.write_bytes(complete)
-    return [Row.model_validate_json(line) for line in complete.splitlines()]
+    return [*map(Row.model_validate_json, complete_lines(file))]
 
 
 class Figures(Record):

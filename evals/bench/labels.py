@@ -22,6 +22,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from evals.bench.rows import complete_lines
 from stepspec.api.models import Pair, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.options import PairOption
@@ -171,11 +172,7 @@ async def label_all(
 
 def stored_solutions(file: Path) -> list[LabelledSolution]:
     """Return the solutions of a file, if there is one, and remove an incomplete last line."""
-    content = file.read_bytes() if file.exists() else b""
-    complete = content[: content.rfind(b"\n") + 1]
-    if complete != content:
-        file.write_bytes(complete)
-    return read_labelled_steps(file) if complete else []
+    return read_labelled_steps(file) if complete_lines(file) else []
 
 
 def main(

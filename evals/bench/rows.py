@@ -1,4 +1,4 @@
-"""The rows of a run that is not kept: policies on the problems of a benchmark, one request at a time."""
+"""The rows of measurements: of a file that a run continues, and of a run that is not kept."""
 
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +14,15 @@ from stepspec.evaluation.run.results import OnRow
 from stepspec.evaluation.runs import iter_rows
 
 
+def complete_lines(file: Path) -> list[bytes]:
+    """Return the lines of a file, if there is one, and remove an incomplete last line."""
+    content = file.read_bytes() if file.exists() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    if complete != content:
+        file.write_bytes(complete)
+    return complete.splitlines()
+
+
 async def unkept_rows(
     benchmark: tuple[str, Benchmark],
     problems: ProblemSet,
@@ -23,7 +32,7 @@ async def unkept_rows(
     pair: Pair,
     on_row: OnRow | None = None,
 ) -> list[ResultRow]:
-    """Run all policies, which take turns, and return the rows in the order in which they ended.
+    """Run policies on problems, which take turns, one request at a time. Return the rows in the order of their ends.
 
     Args:
         benchmark: its name and itself.

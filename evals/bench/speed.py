@@ -163,41 +163,6 @@ class ChatCosts(Conditions):
     many: ManyChats
 
 
-class WireCost(Record):
-    """Cost of one procedure on two servers, with problems one at a time. All figures are means over problems."""
-
-    name: str
-    seconds: float
-    requests: float
-    bytes_sent: float
-    bytes_received: float
-    prefix_hits: float
-    """Share of prompt tokens that the servers found in their prefix caches."""
-    correct: float
-    """Share of correctly answered problems."""
-    ratio: float
-    """Seconds of the published procedure over those of this one, both summed over the same problems."""
-    ratio_ci: tuple[float, float] | None
-    answered_ratio: float
-    """The same where the target goes on to an answer if the published procedure ends without one."""
-    answered_ratio_ci: tuple[float, float] | None
-    judges: list[str]
-    """Names of the judges that ran."""
-
-
-class WireCosts(Conditions):
-    """The file that `python -m evals.bench published --json` writes."""
-
-    version: Literal[3] = 3
-    target: str
-    draft: str
-    benchmark: str
-    problems: int
-    engines: dict[str, EngineRecord | None]
-    results: list[WireCost]
-    """Of the published procedure, the same with an answer, then of each policy."""
-
-
 @dataclass(frozen=True)
 class _Column:
     title: str
@@ -267,42 +232,6 @@ def chat_lines(costs: ChatCosts) -> list[str]:
         f"{many.concurrent} concurrent calls: {many.tokens_per_s:,.0f} tokens/s, "
         f"{many.tokens_per_s / many.tokens_per_s_alone:.2f} times the {many.tokens_per_s_alone:,.0f} tokens/s of "
         f"sequential calls. The median call took {many.median_s:.2f} s, the slowest {many.slowest_s:.2f} s.",
-    ]
-
-
-WIRE_HEADS = [
-    "",
-    "judges",
-    "seconds",
-    "times as fast",
-    "than with an answer",
-    "requests",
-    "KiB sent",
-    "KiB received",
-    "prefix hits",
-    "correct",
-]
-
-
-def wire_table(costs: WireCosts) -> Table:
-    """Return a terminal table of the costs of all procedures."""
-    return cells_table(f"{costs.problems} problems, one at a time; means of a problem", WIRE_HEADS, wire_rows(costs))
-
-
-def wire_rows(costs: WireCosts) -> list[list[str]]:
-    """Return the cells of a table of the costs, by `WIRE_HEADS`."""
-    return [
-        [
-            each.name,
-            ", ".join(each.judges) or "–",
-            f"{each.seconds:.3f}",
-            with_interval(each.ratio, each.ratio_ci),
-            with_interval(each.answered_ratio, each.answered_ratio_ci),
-            f"{each.requests:.1f}",
-            *(f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received)),
-            *(f"{share:.1%}" for share in (each.prefix_hits, each.correct)),
-        ]
-        for each in costs.results
     ]
 
 

@@ -5,18 +5,16 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from proxy import Call, Fault, Proxy, serving
 
-from evals.bench.service.vllm_servers import VARIABLES
+from evals.bench.service.vllm_servers import VARIABLES, plugin_folder
 from stepspec.engines.remote import RemoteEngine
 from stepspec.mini import WEIGHTS
 
@@ -36,18 +34,16 @@ needs_router = pytest.mark.skipif(
 
 def environment() -> dict[str, str]:
     """Return the environment variables for processes that run vLLM."""
-    # Without multiprocessing, the engine is one process instead of two. OpenMP's threads, which forks have several of,
-    # take 10 times the processor time where they spin as they wait.
-    return {**os.environ, **VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_WAIT_POLICY": "passive"}
+    return {**os.environ, **VARIABLES}
 
 
 class VllmForks:
     """Runs commands in forks of one process that has imported vLLM."""
 
     def __init__(self) -> None:
-        self._plugins = tempfile.TemporaryDirectory()
-        declare_plugin(Path(self._plugins.name))
-        command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py")), self._plugins.name]
+        self._stack = ExitStack()
+        plugins = self._stack.enter_context(plugin_folder())
+        command = [str(VLLM_PYTHON), str(Path(__file__).with_name("vllm_forks.py")), str(plugins)]
         # In a session of its own, so that a signal to the tests' group does not end it before it has killed its forks.
         self.process = subprocess.Popen(
             command,
@@ -88,20 +84,7 @@ class VllmForks:
     def close(self) -> None:
         """Kill what still runs."""
         self.process.communicate()
-        self._plugins.cleanup()
-
-
-def declare_plugin(folder: Path) -> None:
-    """Declare stepspec's plugin of vLLM as an installation does, for a `.venv-vllm` that has an earlier one."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    info = folder / "stepspec_plugin-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepspec-plugin\nVersion: 0\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
-        for group, entries in project["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("".join(lines))
+        self._stack.close()
 
 
 def free_port() -> int:

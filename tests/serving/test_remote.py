@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from commands import bench
 from servers import VllmForks, needs_vllm, text_server, transformers_server
 
+from evals.bench import on_vllm
 from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
@@ -29,6 +30,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.remote import RemoteEngine
+from stepspec.engines.remote.address import Address
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, UsageError
 from stepspec.loop.policy import Policy
@@ -359,19 +361,23 @@ async def test_relaxed_acceptance_is_rejected_for_a_server_without_speculation(d
         await collect(pair.target.generate(Generate(TokenBuffer([1]), Sampling(), Stop(1), drafting)))
 
 
-@pytest.mark.usefixtures("anyio_backend")  # for the fixture that closes the engine
-def test_bench_wire_compares_with_the_published_procedure(target_port: int, draft_port: int, tmp_path: Path) -> None:
-    file = tmp_path / "wire.json"
-    servers = ["--target", f"http://127.0.0.1:{target_port}/v1", "--draft", f"http://127.0.0.1:{draft_port}/v1"]
-    done = bench("published", *servers, "--limit", "1", "--json", file)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    published, answered, ours = found["results"]
-    assert found["problems"] == 1
-    assert published["ratio"] == answered["answered_ratio"] == 1.0
-    assert ours["ratio"] > 0
-    assert answered["requests"] >= published["requests"]
-    assert ours["judges"] == ["rating.specreason"]
+def test_procedures_on_vllm_are_measured_on_running_servers(target_port: int, draft_port: int) -> None:
+    """What runs on each kind of servers, on a target that drafts n-grams."""
+    target, draft = f"http://127.0.0.1:{target_port}/v1#target", f"http://127.0.0.1:{draft_port}/v1#draft"
+    question, found = next(load_split("test")).question, dict[str, dict[str, Any]]()
+    with asyncio.Runner() as runner:
+        for kind in on_vllm.KINDS:
+            with on_vllm.procedures(kind, target, draft, runner) as ways:
+                for name, way in ways.items():
+                    text, found[name] = runner.run(on_vllm.measured(way, Address.parsed(target), question, 200))
+                    assert text
+    for each in found.values():
+        assert 0 < each["tokens"] <= 200
+        assert each["cpu_s"] > 0
+        assert each["seconds"] > 0
+        assert each["drafted"] >= each["accepted"]
+    published, ours, alone = (found[name] for name in (on_vllm.PUBLISHED, "specreason", "engine"))
     assert published["requests"] > ours["requests"] > 3
-    assert 0 < published["prefix_hits"] < 1
-    assert published["correct"] == ours["correct"] == 1.0
+    assert alone["rounds"] > 0
+    assert alone["requests"] <= 2
+    assert found["two-level"]["tokens"] == alone["tokens"]

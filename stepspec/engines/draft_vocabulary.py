@@ -1,17 +1,15 @@
 """Draft vocabulary: the subset of tokens that a draft model scores, so that its head reads fewer weights.
 
 See arXiv:2502.14856. The file `draft_vocabulary.json` is next to the weights: `{"version": 1, "ids": [2, 15, ...]}`.
-The model never generates another token. Verification stays exact, since other tokens have draft probability 0.
-Requests to vLLM carry the ids. vLLM ignores them if it uses its own speculative decoding.
+On the torch engine the model never generates another token. Verification stays exact, since other tokens have draft
+probability 0. vLLM and servers score all tokens.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stepspec.engines.protocol import Sampling
 from stepspec.errors import ModelError
 
 FILE = "draft_vocabulary.json"
@@ -40,11 +38,3 @@ def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...
     if ids[-1] >= vocab_size:
         raise ModelError(f"The draft vocabulary {file} has the id {ids[-1]}; the model has {vocab_size:,} tokens.")
     return tuple(ids)
-
-
-def within(sampling: Sampling, vocabulary: frozenset[int] | None) -> Sampling:
-    """Restrict sampling to the vocabulary. Return it unchanged if no allowed token would remain."""
-    if vocabulary is None:
-        return sampling
-    allowed = vocabulary if sampling.allowed is None else vocabulary & sampling.allowed
-    return replace(sampling, allowed=allowed) if allowed else sampling

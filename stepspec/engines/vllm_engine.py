@@ -24,7 +24,6 @@ from urllib.parse import parse_qsl
 
 from stepspec.base.extras import from_extra
 from stepspec.base.loop_thread import LoopThread
-from stepspec.engines.draft_vocabulary import load_draft_vocabulary, within
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import (
     Ability,
@@ -68,7 +67,11 @@ THINKING = "thinking"
 
 TRIAL_IDS = [5, 6, 7]
 NUM_LOGPROBS = 20
-"""vLLM's default maximum. The ten digits of a rating are usually among the top 20 tokens."""
+"""vLLM's default maximum. The ten digits of a rating are usually among the top 20 tokens.
+
+With speculation, vLLM returns no log-probabilities of named tokens in a pass that verifies drafted ones. Over HTTP they
+are not requested either: in runner V1, a request for named tokens spoils the top tokens of all others in its pass.
+"""
 
 JUDGING_FIRST = -1
 """Priority of a judgement. It is one short pass, so it runs before text generation, which has priority 0."""
@@ -96,7 +99,6 @@ class VllmEngine:
         name: str,
         folder: str,
         tokenizer: HuggingFaceTokenizer,
-        vocabulary: Sequence[int] | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -117,9 +119,10 @@ class VllmEngine:
             f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else "none"
         )
         self.default_sampling = default_sampling(folder)
-        self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
+        self._speculates = speculative is not None
+        self._names_labels = not self._speculates and hasattr(SamplingParams, "logprob_token_ids")
         self._relaxes = speculative is not None and loop.run(self._relaxed_positions("")) is not None
         self._samples = speculative is None or self._relaxes or self._device != "cpu" or expands()
         self._route: ScoreRoute = loop.run(self._find_route())
@@ -158,13 +161,12 @@ class VllmEngine:
         arguments = _arguments(query)
         devices = arguments.pop(DEVICES, None)
         tokenizer = load_tokenizer(folder, thinking=arguments.pop(THINKING, None))
-        vocabulary = load_draft_vocabulary(folder, tokenizer.num_ids)
         loop = LoopThread(f"vllm {folder}")
         try:
             settings = {"model": folder, "disable_log_stats": False, **_memory_default(arguments), **arguments}
             with _only(devices):
                 llm = loop.run(_started(AsyncEngineArgs(**settings)))
-            return cls(llm, loop, title or Path(folder).name, folder, tokenizer, vocabulary)
+            return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
         except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
             raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
@@ -197,7 +199,8 @@ class VllmEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; of `drafting`, it uses `acceptance`.
 
-        A text with relaxed tokens comes as one chunk, when the worker has said which they are.
+        Without own speculation, a step comes as one chunk, since users never see a part of it. So does a text with
+        relaxed tokens, when the worker has said which they are.
         """
         length, rule = len(call.prompt) + len(call.after), call.drafting.acceptance
         check_acceptance(self, rule)
@@ -210,7 +213,9 @@ class VllmEngine:
         check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
-        params = _params(within(call.sampling, self._vocabulary), stop, call)
+        params = _params(call.sampling, stop, call)
+        if stop.delimiters and not self._speculates:  # else the number of passes is not known
+            params.output_kind = RequestOutputKind.FINAL_ONLY
         if rule.is_exact:
             async with aclosing(self._chunks(call, params, watch)) as chunks:
                 async for chunk in chunks:
@@ -231,7 +236,7 @@ class VllmEngine:
         async with aclosing(self._outputs(ids, salt, params)) as outputs:
             async for output in outputs:
                 delta = output.outputs[0]
-                num_passes += 1
+                num_passes += 1 if params.output_kind is RequestOutputKind.DELTA else len(delta.token_ids)
                 end, count = watch.feed_all(delta.token_ids)
                 ids = list(delta.token_ids[:count])
                 logprobs = _logprobs(delta, ids) if call.logprobs else None
@@ -313,7 +318,8 @@ class VllmEngine:
 
     async def _probed(self, ids: list[int], salt: str | None, labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """Return the argmax token after the ids and the log-probabilities of the labels."""
-        output = await self._one_token(ids, salt, logprobs=NUM_LOGPROBS)
+        wanted = {"logprob_token_ids": [*labels]} if self._names_labels else {"logprobs": NUM_LOGPROBS}
+        output = await self._one_token(ids, salt, **wanted)
         logprobs: Mapping[int, Any] = output.outputs[0].logprobs[0]
         return _token(output), tuple(
             logprobs[label].logprob if label in logprobs else float("-inf") for label in labels

@@ -123,6 +123,16 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
         await write(request["prompts"][0])
     except StepSpecError as error:
         found["closed"] = str(error)
+    draft = VllmEngine.load(f"{weights / 'draft'}?{OPTIONS}")
+    labels = request["many labels"]
+    seen, rest = await asyncio.gather(
+        draft.verify(Verify(first, (), [Probe((), labels), Probe((), labels[:2])], scores=False)),
+        collect(draft.generate(Generate(first, Sampling(), Stop(4), logprobs=True))),
+    )
+    found["labels"], found["beside labels"] = seen.probe_logprobs, rest.logprobs
+    step = Generate(first, Sampling(), Stop(request["max_tokens"], tuple(request["delimiters"])))
+    found["plain step"] = [(len(chunk.ids), chunk.passes) async for chunk in draft.generate(step)]
+    await draft.aclose()
     return found
 
 

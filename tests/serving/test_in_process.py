@@ -53,6 +53,7 @@ async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp
     request = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
     request["questions"] = [each.question for each in islice(load_split("test"), 5)]
     request |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
+    request["many labels"] = [*range(30, 60)]  # more than vLLM's top tokens
     request_file, answer_file = tmp_path / "asked.json", tmp_path / "found.json"
     request_file.write_text(json.dumps(request))
     log = tmp_path / "log"
@@ -102,3 +103,13 @@ async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp
     assert "max_model_len (999999) is greater than the derived max_model_len" in too_long[1]
     assert "Token id 1000000 is not in the vocabulary" in found["wrong id"]
     assert "closed" in found["closed"]
+    ((num_tokens, num_passes),) = found["plain step"]
+    assert num_tokens == num_passes > 1
+    draft = TorchEngine.load(str(WEIGHTS / "draft"))
+    labels = request["many labels"]
+    seen = await draft.verify(Verify(TokenBuffer(prompts[0]), (), [Probe((), tuple(labels))]))
+    assert found["labels"][0] == pytest.approx(seen.probe_logprobs[0], abs=ROUNDING)
+    assert found["labels"][1] == pytest.approx(seen.probe_logprobs[0][:2], abs=ROUNDING)
+    written = await collect(draft.generate(Generate(TokenBuffer(prompts[0]), Sampling(), Stop(4), logprobs=True)))
+    assert found["beside labels"] == pytest.approx(written.logprobs, abs=ROUNDING)
+    await draft.aclose()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from evals.bench import on_vllm
 from evals.training.gsm_mini import load_split
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
-from stepspec.engines.draft_vocabulary import FILE
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
 from stepspec.engines.protocol import (
     Acceptance,
@@ -43,6 +41,8 @@ MANY_TEXTS = pytest.param(12, marks=pytest.mark.soak)
 BLOCK = 128
 """Number of tokens in a block of vLLM's prefix cache on a CPU."""
 
+FIELD_BYTES = 600
+"""Most bytes of a request besides the text, and a question about a step."""
 ROUNDING = 2e-3
 """Difference of log-probs between two programs in float32."""
 
@@ -186,21 +186,6 @@ async def test_the_server_samples_and_a_seed_makes_it_repeatable(draft_port: int
     biased = Sampling(logit_bias=((ids[0], 100.0),))
     assert set((await collect(remote.generate(Generate(TokenBuffer(ids), biased, Stop(3))))).ids) == {ids[0]}
     await remote.aclose()
-
-
-async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tmp_path: Path) -> None:
-    plain = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
-    vocabulary = [*range(7), *range(40, 90)]
-    (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
-    engine = RemoteEngine(plain.address, replace(plain.server, folder=str(tmp_path)), plain.tokenizer)
-    prompt = TokenBuffer(prompts(engine.tokenizer)[0])
-    hot = Sampling(1.5, seed=1)
-    free = await collect(plain.generate(Generate(prompt, hot, Stop(30))))
-    bound = await collect(engine.generate(Generate(prompt, hot, Stop(30))))
-    assert not set(free.ids) <= set(vocabulary)
-    assert bound.ids
-    assert set(bound.ids) <= set(vocabulary)
-    await asyncio.gather(plain.aclose(), engine.aclose())
 
 
 async def test_unsupported_sampling_settings_are_an_error(remote: RemoteEngine) -> None:
@@ -350,6 +335,28 @@ async def test_remote_and_torch_pairs_give_the_same_answers(
         ]
 
 
+async def test_a_step_is_a_request_of_the_draft_and_one_of_the_target(target_port: int, draft_port: int) -> None:
+    """So is a step that the target writes. Each has the text and little else, and a judgment has it twice.
+
+    A tag that ends the thinking is one more of each, and the answer another one of the target.
+    """
+    for question in [each.question for each in islice(load_split("test"), NUM_TEXTS)]:
+        target, draft = (
+            RemoteEngine.load(f"http://127.0.0.1:{port}/v1#{name}")
+            for port, name in ((target_port, "target"), (draft_port, "draft"))
+        )
+        result = await StepSpec(policy="specreason", pair=Pair(target, draft)).generate(question, sampling=Sampling())
+        counts, text_bytes = result.counts, 5 * (result.num_prompt_tokens + result.counts.committed)
+        asked, written = target.metrics(), draft.metrics()
+        assert counts.steps_judged > 0
+        assert counts.steps_proposed <= written.requests <= counts.steps_proposed + 1
+        assert written.bytes_sent <= written.requests * (text_bytes + FIELD_BYTES)
+        num_written = sum(step.origin != "draft" for step in result.steps)
+        assert asked.requests <= counts.steps_judged + num_written + 2
+        assert asked.bytes_sent <= counts.steps_judged * text_bytes + asked.requests * (text_bytes + FIELD_BYTES)
+        await asyncio.gather(target.aclose(), draft.aclose())
+
+
 async def test_relaxed_acceptance_is_rejected_for_a_server_without_speculation(draft_port: int) -> None:
     table = {"drafter": "auto", "acceptance": "ratio", "threshold": 0.1}
     policy = Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": table})
@@ -361,6 +368,7 @@ async def test_relaxed_acceptance_is_rejected_for_a_server_without_speculation(d
         await collect(pair.target.generate(Generate(TokenBuffer([1]), Sampling(), Stop(1), drafting)))
 
 
+@pytest.mark.usefixtures("anyio_backend")  # for the fixture that closes the engine
 def test_procedures_on_vllm_are_measured_on_running_servers(target_port: int, draft_port: int) -> None:
     """What runs on each kind of servers, on a target that drafts n-grams."""
     target, draft = f"http://127.0.0.1:{target_port}/v1#target", f"http://127.0.0.1:{draft_port}/v1#draft"
@@ -380,4 +388,3 @@ def test_procedures_on_vllm_are_measured_on_running_servers(target_port: int, dr
     assert published["requests"] > ours["requests"] > 3
     assert alone["rounds"] > 0
     assert alone["requests"] <= 2
-    assert found["two-level"]["tokens"] == alone["tokens"]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from stepspec.engines.draft_vocabulary import load_draft_vocabulary, within
 from stepspec.engines.hugging_face import (
     HuggingFaceTokenizer,
     context_of,
@@ -85,9 +84,6 @@ class RemoteEngine:
         self.address = address
         self.server = server
         """The features of the server."""
-        # Servers without support for the field sample from the whole vocabulary.
-        vocabulary = load_draft_vocabulary(server.folder, tokenizer.num_ids) if server.extended else None
-        self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._accepted_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
         """The last schemas that the server accepted."""
 
@@ -135,7 +131,7 @@ class RemoteEngine:
         check_ids(self.name, self.tokenizer.num_ids, prompt, call.after, sampling.named_ids)
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
-        fields = text_fields(self.address, server, within(sampling, self._vocabulary), stop, length)
+        fields = text_fields(self.address, server, sampling, stop, length)
         if call.json_schema is not None and server.schema_field:
             fields |= SCHEMA_FIELDS[server.schema_field](call.json_schema)
         with_logprobs = call.logprobs and "logprobs" in self.abilities

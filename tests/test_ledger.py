@@ -152,3 +152,14 @@ def test_the_first_commit_and_the_longest_time_between_two_are_recorded(monkeypa
         found.append(ledger.times().longest_gap)
     assert found == [None, 1.0, 1.0, 2.5]
     assert (ledger.times().first_step, ledger.times().first_answer) == (3.0, 4.0)
+
+
+def test_the_first_token_is_the_first_committed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    ledger = Ledger(10)
+    for wait_s, counts in ((1.0, {"drafted": 4}), (2.0, {"forced": 1, "generated": 1}), (4.0, {"accepted": 4})):
+        assert ledger.times().first_token is None or now[0] > 13
+        now[0] += wait_s
+        ledger.add(**counts)
+    assert ledger.times().first_token == 3.0

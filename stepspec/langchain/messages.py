@@ -233,6 +233,7 @@ def _metadata(result: Result, model: str | None) -> dict[str, Any]:
             "steps_judged": result.counts.steps_judged,
             "steps_accepted": result.counts.steps_accepted,
             "wall_s": result.times.wall,
+            "first_token_s": result.times.first_token,
             "limit": result.limit,
             "note": result.note,
             "uncovered": list(result.uncovered),

@@ -117,6 +117,8 @@ class Times:
     not wait for all of them."""
     busy_judge: float = 0.0
     busy_target: float = 0.0
+    first_token: float | None = None
+    """Seconds until the first token of the text was committed, of a tool call too. Not part of the sum."""
     first_step: float | None = None
     """Seconds until the first step was committed, or None without steps. Like `first_answer`, not part of the sum."""
     first_answer: float | None = None

@@ -138,6 +138,8 @@ class Ledger:
         """
         for name, number in counts.items():
             self._counts[name] += number
+        if self._num_committed:
+            self._firsts.setdefault("first_token", self.age_s)
 
     def add_target_call(self, chunk: TokenChunk, *, first: bool = True) -> None:
         """Add the passes and token-level counts of the last chunk of a target call.

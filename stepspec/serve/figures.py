@@ -35,8 +35,7 @@ def metrics_of(results: Sequence[Result], policy: str, ignored: Sequence[str]) -
         return {**dict.fromkeys(NAMES), "ignored_fields": list(ignored)}
     (result,) = results
     counts, times = result.counts, result.times
-    firsts = [first for first in (times.first_step, times.first_answer) if first is not None]
-    first = min(firsts, default=None)
+    first = times.first_token
     rest = times.wall - first if first is not None and counts.committed > 1 else None
     return {
         "time_to_first_token_ms": None if first is None else first * 1000,

@@ -1,66 +1,77 @@
-"""Tasks for `python -m evals.bench agent`: three questions in one conversation, each of which needs a tool.
+"""Tasks for `python -m evals.bench agent`: three to five questions in one conversation, and the tools that they need.
 
-The second and the third question refer to the result before them ("Convert this temperature to Fahrenheit."), and every
-result is made up, so that no question can be answered without the tools. Tasks with the same seed are the same.
+The tools are real: a SQLite database, files in a temporary folder, and a calculator. A task is solved if at its end the
+rows of the database and the contents of the files are what the wanted calls leave behind, and the last answer has the
+wanted number or name. Tasks with the same seed are the same.
 """
 
+import ast
+import json
 import operator
 import random
 import re
+import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
-PEOPLE: Sequence[str] = (
-    "Anna",
-    "Ben",
-    "Emma",
-    "Hugo",
-    "Julia",
-    "Leo",
-    "Lucy",
-    "Max",
-    "Nora",
-    "Omar",
-    "Paul",
-    "Sarah",
-    "Tom",
-    "Zoe",
-)
-CITIES: Sequence[str] = (
-    "Berlin",
-    "Boston",
-    "Cairo",
-    "Chicago",
-    "Denver",
-    "Lisbon",
-    "London",
-    "Madrid",
-    "Oslo",
-    "Paris",
-    "Rome",
-)
-ITEMS: Sequence[str] = (
-    "bag",
-    "bed",
-    "book",
-    "camera",
-    "chair",
-    "clock",
-    "desk",
-    "guitar",
-    "jacket",
-    "kettle",
-    "lamp",
-    "table",
-)
-TEAMS: Sequence[str] = ("Bears", "Eagles", "Foxes", "Hawks", "Lions", "Tigers", "Wolves")
-EURO_CENTS = 90
-"""Price of a dollar. Prices of items are multiples of 10 dollars, so that amounts are whole."""
+from stepspec.errors import UsageError
+
+PEOPLE: Sequence[str] = ("Anna", "Ben", "Emma", "Hugo", "Julia", "Leo", "Nora", "Omar", "Paul", "Tom")
+CITIES: Sequence[str] = ("Berlin", "Boston", "Cairo", "Denver", "Lisbon", "London", "Madrid", "Oslo", "Paris", "Rome")
+ITEMS: Sequence[str] = ("bag", "bed", "book", "camera", "chair", "clock", "desk", "guitar", "jacket", "lamp", "table")
+DELAYS_S: Sequence[float] = (0.0, 0.3, 0.6, 1.0)
+"""Seconds that tools with a database or files wait before they answer, as real ones do. The tasks of a kind take
+turns."""
+SLOW_S = 0.3
+"""Delay from which a tool is slow. Slow tools that only read may start early."""
+
+TABLES: Mapping[str, Sequence[str]] = {"products": ("name", "price", "stock"), "people": ("name", "city", "phone")}
 
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 Value = str | int
+
+
+class World:
+    """A database and files in a folder, which the tools of one run read and change."""
+
+    def __init__(self, folder: Path, rows: Mapping[str, Sequence[Sequence[Value]]], files: Mapping[str, str]) -> None:
+        self._files, self._database = folder / "files", folder / "data.sqlite"
+        self._files.mkdir(parents=True)
+        for name, text in files.items():
+            (self._files / name).write_text(text, "utf-8")
+        with closing(sqlite3.connect(self._database)) as database, database:
+            for table, columns in TABLES.items():
+                database.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+                database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows.get(table, ()))
+
+    def state(self) -> tuple[dict[str, list[Any]], dict[str, str]]:
+        """Return the rows of all tables, and the text of all files."""
+        rows = {table: sorted(map(list, self.select(f"SELECT * FROM {table}")), key=repr) for table in TABLES}
+        files = {file.name: file.read_text("utf-8").strip() for file in self._files.iterdir()}
+        return rows, files
+
+    def select(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, which cannot change anything."""
+        with closing(sqlite3.connect(f"file:{self._database}?mode=ro", uri=True)) as database:
+            return database.execute(sql, values).fetchall()
+
+    def change(self, sql: str, *values: Value) -> int:
+        """Change the database. Return the number of rows."""
+        with closing(sqlite3.connect(self._database)) as database, database:
+            return database.execute(sql, values).rowcount
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file. Its name has no folder."""
+        return self._files / Path(name).name
+
+    def names(self) -> list[str]:
+        """Return the names of all files."""
+        return sorted(file.name for file in self._files.iterdir())
 
 
 @dataclass(frozen=True)
@@ -70,45 +81,18 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, str]
-    function: Callable[..., Value]
-    """Takes the arguments by position. A KeyError means that it knows no such name."""
-    commutative: bool = False
-    """Whether the order of the arguments does not matter."""
+    function: Callable[..., str]
+    """Takes the world, then the arguments by position. What it raises is an error that the model reads."""
+    reads: bool = True
+    """Whether it only reads, so that it may run for nothing."""
+    waits: bool = True
+    """Whether it takes the time of the task's slow tools."""
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the arguments."""
         properties = {name: {"type": kind} for name, kind in self.parameters.items()}
         return {"type": "object", "properties": properties, "required": list(properties)}
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The tool in the format of OpenAI's API."""
-        about = {"name": self.name, "description": self.description, "parameters": self.schema}
-        return {"type": "function", "function": about}
-
-    def call(self, arguments: Mapping[str, Any]) -> str:
-        """Return the result as text, or the reason why there is none, which the model reads instead."""
-        if arguments.keys() != self.parameters.keys():
-            return f"Error: {self.name} needs {', '.join(self.parameters)}."
-        for name, kind in self.parameters.items():
-            if type(arguments[name]) is not (int if kind == "integer" else str):
-                return f"Error: {name} must be of type {kind}."
-        try:
-            return str(self.function(*(arguments[name] for name in self.parameters)))
-        except KeyError:
-            return f"Error: {self.name} knows nothing about {next(iter(arguments.values()))!r}."
-
-    def same(self, arguments: Mapping[str, Any], wanted: Mapping[str, Value]) -> bool:
-        """Whether arguments are the wanted ones. Upper and lower case of a name count as the same."""
-        if arguments.keys() != wanted.keys():
-            return False
-        own, others = ([_plain(each[name]) for name in wanted] for each in (arguments, wanted))
-        return sorted(own, key=repr) == sorted(others, key=repr) if self.commutative else own == others
-
-
-def _plain(value: Any) -> Any:
-    return value.strip().casefold() if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -121,134 +105,269 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question, the tool call that it needs, and the answer."""
+    """A question, and the tool call that it needs."""
 
     question: str
-    tool: Tool
-    arguments: Mapping[str, Value]
-    answer: Value
-
-    def is_right(self, calls: Sequence[Call]) -> bool:
-        """Whether these calls are exactly the wanted one."""
-        if len(calls) != 1 or calls[0].arguments is None:
-            return False
-        return calls[0].name == self.tool.name and self.tool.same(calls[0].arguments, self.arguments)
-
-    def is_answered(self, text: str) -> bool:
-        """Whether a text gives the answer: it contains the name, or its last number is the answer."""
-        if isinstance(self.answer, str):
-            return self.answer.casefold() in text.casefold()
-        numbers = [each.replace(",", "") for each in NUMBER.findall(text)]
-        return bool(numbers) and float(numbers[-1]) == self.answer
+    call: Call
+    found: str | None = None
+    """What the result of a right call contains; None if it is the result of the wanted call."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Three turns with the tools of all of them, in random order."""
+    """The questions of a conversation, the tools, and what these begin with."""
 
     tools: Sequence[Tool]
     turns: Sequence[Turn]
+    answer: Value | None
+    """Number or name in the last answer; None if only the state counts."""
+    delay_s: float
+    rows: Mapping[str, Sequence[Sequence[Value]]] = field(default_factory=dict[str, Sequence[Sequence[Value]]])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def call(self, call: Call) -> str:
-        """Return what a tool call returns to the model."""
+    @property
+    def early(self) -> list[str]:
+        """Names of the tools that may start early: those that are slow and only read."""
+        return [tool.name for tool in self.tools if tool.reads and tool.waits and self.delay_s >= SLOW_S]
+
+    def world(self, folder: Path) -> World:
+        """Return a new world in an empty folder."""
+        return World(folder, self.rows, self.files)
+
+    def call(self, call: Call, world: World) -> str:
+        """Run a tool. Return its result as text, or the reason why there is none, which the model reads instead."""
         tool = next((each for each in self.tools if each.name == call.name), None)
         if tool is None:
             return f"Error: there is no tool {call.name}."
-        return tool.call(call.arguments) if call.arguments is not None else "Error: the arguments are not valid JSON."
+        if call.arguments is None or call.arguments.keys() != tool.parameters.keys():
+            return f"Error: {tool.name} needs {', '.join(tool.parameters) or 'no arguments'}."
+        time.sleep(self.delay_s if tool.waits else 0)
+        for name, kind in tool.parameters.items():
+            if type(call.arguments[name]) is not (int if kind == "integer" else str):
+                return f"Error: {name} must be of type {kind}."
+        try:
+            return tool.function(world, *(call.arguments[name] for name in tool.parameters))
+        except (sqlite3.Error, OSError, UsageError, ArithmeticError) as error:
+            return f"Error: {error}"
+
+    def wanted(self, folder: Path) -> tuple[list[str], Any]:
+        """Return the result of each turn's wanted call, and the state after them."""
+        world = self.world(folder)
+        quick = Task(self.tools, self.turns, self.answer, 0.0)
+        results = [quick.call(turn.call, world) for turn in self.turns]
+        return results, world.state()
+
+    def is_answered(self, text: str) -> bool:
+        """Whether a text has the answer."""
+        if self.answer is None or isinstance(self.answer, str):
+            return (self.answer or "").casefold() in text.casefold()
+        return any(float(each.replace(",", "")) == self.answer for each in NUMBER.findall(text))
+
+
+def is_right(turn: Turn, wanted: str, call: Call, result: str) -> bool:
+    """Whether a call did what the wanted one does: the same tool, with its result or what a right result contains."""
+    return call.name == turn.call.name and (result == wanted if turn.found is None else turn.found in result)
+
+
+# Tools
+
+
+def _find(table: str) -> Callable[[World, str], str]:
+    def find(world: World, name: str) -> str:
+        rows = world.select(f"SELECT * FROM {table} WHERE lower(name) = ?", name.strip().lower())
+        if not rows:
+            raise UsageError(f"there is no {name!r}.")
+        return json.dumps(dict(zip(TABLES[table], rows[0], strict=True)))
+
+    return find
+
+
+def _set_stock(world: World, name: str, stock: int) -> str:
+    if not world.change("UPDATE products SET stock = ? WHERE lower(name) = ?", stock, name.strip().lower()):
+        raise UsageError(f"there is no {name!r}.")
+    return f"The stock of {name.strip().lower()} is {stock}."
+
+
+def _add_person(world: World, name: str, city: str, phone: str) -> str:
+    world.change("INSERT INTO people VALUES (?, ?, ?)", name, city, phone)
+    return f"Added {name}, {city}, {phone}."
+
+
+def _query(world: World, sql: str) -> str:
+    return json.dumps(world.select(sql))
+
+
+def _update(world: World, sql: str) -> str:
+    return f"Rows changed: {world.change(sql)}."
+
+
+def _list_files(world: World) -> str:
+    return "\n".join(world.names())
+
+
+def _read_file(world: World, name: str) -> str:
+    return world.file(name).read_text("utf-8")
+
+
+def _write_file(world: World, name: str, text: str) -> str:
+    world.file(name).write_text(text, "utf-8")
+    return f"Wrote {len(text.strip())} characters to {Path(name).name}."
+
+
+OPERATIONS: Mapping[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: cast("Any", operator).truediv,
+}
+
+
+def _calculate(_: World, expression: str) -> str:
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        raise UsageError("only numbers, + - * / and parentheses.")
+
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{expression!r} is not an expression.") from error
+    return f"{value(tree.body):.10g}"
+
+
+FIND_PRODUCT = Tool("find_product", "Finds price and stock of a product.", {"name": "string"}, _find("products"))
+SET_STOCK = Tool(
+    "set_stock", "Sets the stock of a product.", {"name": "string", "stock": "integer"}, _set_stock, reads=False
+)
+FIND_PERSON = Tool("find_person", "Finds city and phone of a person.", {"name": "string"}, _find("people"))
+ADD_PERSON = Tool(
+    "add_person", "Adds a person.", {"name": "string", "city": "string", "phone": "string"}, _add_person, reads=False
+)
+ABOUT = "The only table is products(name, price, stock)."
+QUERY = Tool("query", f"Runs a SELECT statement on the database. {ABOUT}", {"sql": "string"}, _query)
+UPDATE = Tool("update", f"Runs an UPDATE statement on the database. {ABOUT}", {"sql": "string"}, _update, reads=False)
+LIST_FILES = Tool("list_files", "Lists the names of all files.", {}, _list_files)
+READ_FILE = Tool("read_file", "Reads a file.", {"name": "string"}, _read_file)
+WRITE_FILE = Tool(
+    "write_file", "Writes text to a file.", {"name": "string", "text": "string"}, _write_file, reads=False
+)
+CALCULATE = Tool(
+    "calculate", "Computes an expression, such as 3 * (4 + 5).", {"expression": "string"}, _calculate, waits=False
+)
+
+
+# Tasks
 
 
 def make_tasks(count: int, seed: int) -> list[Task]:
     """Return tasks, the kinds of `KINDS` in turn."""
     rng = random.Random(seed)
-    tasks: list[Task] = []
-    for number in range(count):
-        turns = KINDS[number % len(KINDS)](rng)
-        tools = [turn.tool for turn in turns]
-        rng.shuffle(tools)
-        tasks.append(Task(tuple(tools), turns))
-    return tasks
+    return [KINDS[number % len(KINDS)](rng, DELAYS_S[number // len(KINDS) % len(DELAYS_S)]) for number in range(count)]
 
 
-def _weather(rng: random.Random) -> tuple[Turn, ...]:
-    homes = dict(zip(rng.sample(PEOPLE, 5), rng.sample(CITIES, 5), strict=True))
-    person = rng.choice([*homes])
-    temperatures = {city: rng.randrange(5, 40, 5) for city in homes.values()}
-    home = _lookup("home_of", "Returns the city that a person lives in.", "person", homes)
-    temperature = _lookup("temperature_in", "Returns the temperature in a city in Celsius.", "city", temperatures)
-    return (
-        _turn(f"Which city does {person} live in?", home, person),
-        _turn("What is the temperature in that city?", temperature, homes[person]),
-        _turn("Convert this temperature to Fahrenheit.", TO_FAHRENHEIT, temperatures[homes[person]]),
+def _turn(question: str, tool: Tool, *values: Value, found: str | None = None) -> Turn:
+    return Turn(f"{question} Use {tool.name}.", Call(tool.name, dict(zip(tool.parameters, values, strict=True))), found)
+
+
+def _products(rng: random.Random) -> list[tuple[str, int, int]]:
+    prices = rng.sample(range(11, 90), 5)
+    return [(name, price, rng.randint(5, 60)) for name, price in zip(rng.sample(ITEMS, 5), prices, strict=True)]
+
+
+def _people(rng: random.Random) -> list[tuple[str, str, str]]:
+    places = zip(rng.sample(PEOPLE, 5), rng.sample(CITIES, 5), strict=True)
+    return [(name, city, f"555-{rng.randint(1000, 9999)}") for name, city in places]
+
+
+def _stock(rng: random.Random, delay_s: float) -> Task:
+    products, many, stock = _products(rng), rng.randint(3, 9), rng.randint(61, 99)
+    name, price, _ = products[0]
+    turns = (
+        _turn(f"What is the price of the product {name}?", FIND_PRODUCT, name),
+        _turn(f"Set the stock of the product {name} to {stock}.", SET_STOCK, name, stock),
+        _turn(f"Calculate {many} * {price}.", CALCULATE, f"{many} * {price}"),
+    )
+    return Task((FIND_PRODUCT, SET_STOCK, CALCULATE), turns, many * price, delay_s, {"products": products})
+
+
+def _notes(rng: random.Random, delay_s: float) -> Task:
+    person, city, hour = rng.choice(PEOPLE), rng.choice(CITIES), rng.randint(2, 11)
+    text = f"Meet {person} in {city} at {hour} pm and bring the {rng.choice(ITEMS)}."
+    turns = (
+        _turn("Which files are there?", LIST_FILES),
+        _turn("Read the file plan.txt.", READ_FILE, "plan.txt"),
+        _turn(f"Write '{text}' to the file copy.txt.", WRITE_FILE, "copy.txt", text),
+        _turn("Read the file copy.txt.", READ_FILE, "copy.txt"),
+    )
+    return Task(
+        (LIST_FILES, READ_FILE, WRITE_FILE), turns, city, delay_s, files={"plan.txt": text, "old.txt": "Nothing."}
     )
 
 
-def _shopping(rng: random.Random) -> tuple[Turn, ...]:
-    prices = {item: rng.randrange(20, 100, 10) for item in rng.sample(ITEMS, 5)}
-    item, many = rng.choice([*prices]), rng.randint(2, 6)
-    price = _lookup("price_of", "Returns the price of an item in dollars.", "item", prices)
-    return (
-        _turn(f"What is the price of a {item}?", price, item),
-        _turn(f"Multiply this price by {many}.", MULTIPLY, prices[item], many),
-        _turn("Convert this amount to euros.", TO_EUROS, prices[item] * many),
+def _invoice(rng: random.Random, delay_s: float) -> Task:
+    products, many = _products(rng), rng.randint(3, 9)
+    name, price, _ = products[0]
+    turns = (
+        _turn("Read the file order.txt.", READ_FILE, "order.txt"),
+        _turn(f"Find the price of the product {name}.", FIND_PRODUCT, name),
+        _turn(f"Calculate {many} * {price}.", CALCULATE, f"{many} * {price}"),
+        _turn(f"Write '{many * price}' to the file invoice.txt.", WRITE_FILE, "invoice.txt", str(many * price)),
+        _turn("Read the file invoice.txt.", READ_FILE, "invoice.txt"),
     )
+    files = {"order.txt": f"product: {name}, quantity: {many}"}
+    tools = (READ_FILE, WRITE_FILE, FIND_PRODUCT, CALCULATE)
+    return Task(tools, turns, many * price, delay_s, {"products": products}, files)
 
 
-def _trip(rng: random.Random) -> tuple[Turn, ...]:
-    distances = {city: rng.randint(20, 400) for city in rng.sample(CITIES, 5)}
-    city, more = rng.choice([*distances]), rng.randint(5, 40)
-    distance = _lookup("distance_to", "Returns the distance to a city in kilometers.", "city", distances)
-    return (
-        _turn(f"What is the distance to {city}?", distance, city),
-        _turn(f"Add {more} to this distance.", ADD, distances[city], more),
-        _turn("Convert this distance to meters.", TO_METERS, distances[city] + more),
+def _contacts(rng: random.Random, delay_s: float) -> Task:
+    people, city, phone = _people(rng), rng.choice(CITIES), f"555-{rng.randint(1000, 9999)}"
+    (one, *_), (other, *_, number), *_ = people
+    turns = (
+        _turn(f"In which city does {one} live?", FIND_PERSON, one),
+        _turn(f"Add the person Zoe in {city} with the phone {phone}.", ADD_PERSON, "Zoe", city, phone),
+        _turn(f"Find the phone of {other}.", FIND_PERSON, other),
     )
+    return Task((FIND_PERSON, ADD_PERSON), turns, number, delay_s, {"people": people})
 
 
-def _sports(rng: random.Random) -> tuple[Turn, ...]:
-    teams = dict(zip(rng.sample(PEOPLE, 5), rng.sample(TEAMS, 5), strict=True))
-    person, more = rng.choice([*teams]), rng.randint(2, 20)
-    points = {team: rng.randint(10, 90) for team in teams.values()}
-    team = _lookup("team_of", "Returns the team that a person plays for.", "person", teams)
-    score = _lookup("points_of", "Returns the points of a team.", "team", points)
-    return (
-        _turn(f"Which team does {person} play for?", team, person),
-        _turn("How many points does this team have?", score, teams[person]),
-        _turn(f"Add {more} to these points.", ADD, points[teams[person]], more),
+def _shop(rng: random.Random, delay_s: float) -> Task:
+    products, price = _products(rng), rng.randint(100, 200)
+    (name, *_), (other, cost, _), (third, _, stock), *_ = products
+    turns = (
+        _turn("How many products are in the database?", QUERY, "SELECT COUNT(*) FROM products", found="5"),
+        _turn(
+            f"Set the price of the product {name} to {price}.",
+            *(UPDATE, f"UPDATE products SET price = {price} WHERE name = '{name}'"),
+        ),
+        _turn(
+            f"What is the price of the product {other}?",
+            *(QUERY, f"SELECT price FROM products WHERE name = '{other}'"),
+            found=str(cost),
+        ),
+        _turn(
+            f"What is the stock of the product {third}?",
+            *(QUERY, f"SELECT stock FROM products WHERE name = '{third}'"),
+            found=str(stock),
+        ),
     )
+    return Task((QUERY, UPDATE), turns, stock, delay_s, {"products": products})
 
 
-def _to_fahrenheit(celsius: int) -> int:
-    return celsius * 9 // 5 + 32
+def _readings(rng: random.Random, delay_s: float) -> Task:
+    first, second, third = rng.sample(range(11, 90), 3)
+    total = first + second + third
+    turns = (
+        _turn("Read the file readings.txt.", READ_FILE, "readings.txt"),
+        _turn("Calculate the sum of these numbers.", CALCULATE, f"{first} + {second} + {third}"),
+        _turn(f"Write '{total}' to the file sum.txt.", WRITE_FILE, "sum.txt", str(total)),
+        _turn(f"Calculate {total} * 12.", CALCULATE, f"{total} * 12"),
+    )
+    files = {"readings.txt": f"{first}, {second}, {third}"}
+    return Task((READ_FILE, WRITE_FILE, CALCULATE), turns, total * 12, delay_s, files=files)
 
 
-def _to_euros(dollars: int) -> int:
-    return dollars * EURO_CENTS // 100
-
-
-def _to_meters(kilometers: int) -> int:
-    return kilometers * 1000
-
-
-KINDS = (_weather, _shopping, _trip, _sports)
-
-NUMBERS = {"a": "integer", "b": "integer"}
-ADD = Tool("add", "Adds two numbers.", NUMBERS, operator.add, commutative=True)
-MULTIPLY = Tool("multiply", "Multiplies two numbers.", NUMBERS, operator.mul, commutative=True)
-TO_FAHRENHEIT = Tool("to_fahrenheit", "Converts Celsius to Fahrenheit.", {"celsius": "integer"}, _to_fahrenheit)
-TO_EUROS = Tool("to_euros", "Converts dollars to euros.", {"dollars": "integer"}, _to_euros)
-TO_METERS = Tool("to_meters", "Converts kilometers to meters.", {"kilometers": "integer"}, _to_meters)
-
-
-def _lookup(name: str, description: str, argument: str, table: Mapping[str, Value]) -> Tool:
-    """Return a tool that looks up a name in a table, in upper or lower case."""
-    folded = {key.casefold(): value for key, value in table.items()}
-
-    def look_up(key: str) -> Value:
-        return folded[_plain(key)]
-
-    return Tool(name, description, {argument: "string"}, look_up)
-
-
-def _turn(question: str, tool: Tool, *values: Value) -> Turn:
-    arguments = dict(zip(tool.parameters, values, strict=True))
-    return Turn(question, tool, arguments, tool.function(*values))
+KINDS = (_stock, _notes, _invoice, _contacts, _shop, _readings)

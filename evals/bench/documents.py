@@ -81,10 +81,14 @@ class Measured(NamedTuple):
     has_intervals: bool = True
     shown: Sequence[str] | None = None
     """Heads of the columns that a document shows; None for all."""
+    lines_of: Callable[[Any], list[str]] = lambda _: []
+    """Sentences below the table."""
 
 
 MEASURED: Mapping[str, Measured] = {
-    "agent": Measured(agent_runs.Agents, agent_runs.HEADS, agent_runs.rows_of, agent_runs.in_words),
+    "agent": Measured(
+        *(agent_runs.Agents, agent_runs.HEADS, agent_runs.rows_of, agent_runs.in_words), lines_of=agent_runs.lines_of
+    ),
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
@@ -117,6 +121,7 @@ MEASURED: Mapping[str, Measured] = {
 }
 """By the folder under `evals/results`."""
 PAGES = {
+    "agent": "docs/langchain.md",
     "distance": "docs/many-machines.md",
     "engines": "docs/engines.md",
     "judges": "docs/judges.md",
@@ -230,7 +235,8 @@ def measured_block(name: str, file: Path) -> str:
     found = measured.model.model_validate_json(file.read_text("utf-8"))
     table = _narrow_table(measured.heads, measured.rows_of(found), measured.shown or measured.heads)
     intervals = " Intervals are 95%." if measured.has_intervals else ""
-    return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
+    lines = "\n".join(["\n", *(f"- {line}" for line in measured.lines_of(found))]).rstrip()
+    return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}{lines}"
 
 
 def _narrow_table(heads: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[str]) -> str:

@@ -159,7 +159,6 @@ def test_the_first_token_is_the_first_committed_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     ledger = Ledger(10)
     for wait_s, counts in ((1.0, {"drafted": 4}), (2.0, {"forced": 1, "generated": 1}), (4.0, {"accepted": 4})):
-        assert ledger.times().first_token is None or now[0] > 13
         now[0] += wait_s
         ledger.add(**counts)
     assert ledger.times().first_token == 3.0

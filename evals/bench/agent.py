@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +55,8 @@ def main(
     if json_file is not None and json_file.exists():
         found = _continued(json_file, found)
     else:
-        found = found.model_copy(update={"engines": _engines(pair)})
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # whose end frees the memory of the models
+            found = found.model_copy(update={"engines": pool.submit(_engines, pair).result()})
     command = [sys.executable, "-m", "stepspec", "serve", "--port", "0", *(["--pair", pair] if pair else [])]
     with started(command) as service, make_meter() as meter:
         address = f"http://{service.address.host}:{service.address.port}"

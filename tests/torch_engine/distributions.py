@@ -15,6 +15,7 @@ from stepspec.engines.stops import StopMatcher
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.pace import Pacer
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import distributions as distributions_of
 from stepspec.engines.torch_engine.sampling import edited, samplers
@@ -84,11 +85,15 @@ def sample_texts(
     depth: int = 3,
     num_tokens: int = 2,
     batch: int = 500,
+    pacer: Pacer | None = None,
 ) -> tuple[Tensor, float]:
-    """Return the texts that `num_rows` seeds give, [N, depth], and the share of drafted tokens accepted."""
+    """Return the texts that `num_rows` seeds give, [N, depth], and the share of drafted tokens accepted.
+
+    `pacer` chooses the number of tokens in place of `num_tokens`.
+    """
     rows: list[BatchRow] = []
     for first in range(0, num_rows, batch):
-        rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens)
+        rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens, pacer)
     drafted = sum(row.metrics.drafted for row in rows)
     return torch.tensor([row.beyond for row in rows]), sum(row.metrics.accepted for row in rows) / max(drafted, 1)
 
@@ -101,6 +106,7 @@ def _run_batch(
     seeds: range,
     depth: int,
     num_tokens: int,
+    pacer: Pacer | None,
 ) -> list[BatchRow]:
     """Run one row per seed together until each row has `depth` tokens."""
     slots = list(range(len(seeds)))
@@ -108,11 +114,13 @@ def _run_batch(
         target.rollback(slot, 0)
     target.extend(slots, [prompt[:-1] for _ in slots], keep=[[] for _ in slots])
     rounds, rows = Rounds(target, EngineMetrics()), []
+    if pacer is not None:
+        assert drafter is not None
+        rounds.pacers[drafter] = pacer
+    drafting = Drafting(num_tokens=None if pacer is not None else num_tokens)
     for slot, seed in zip(slots, seeds, strict=True):
         watch = StopMatcher(Stop(depth), piece, frozenset())
-        row = BatchRow(
-            TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(num_tokens=num_tokens), watch
-        )
+        row = BatchRow(TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), drafting, watch)
         row.slot = Slot(slot)
         rows.append(row)
     while running := [row for row in rows if row.end is None]:

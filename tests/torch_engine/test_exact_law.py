@@ -1,5 +1,7 @@
 """Text from speculative sampling has the target's joint distribution, and the tests would detect a bias."""
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -16,6 +18,8 @@ from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
 from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.pace import Pacer, Round
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import acceptance, residual
 
 PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that lookup drafters find likely drafts
@@ -68,6 +72,39 @@ def test_tokens_from_speculation_have_the_targets_joint_distribution(
     model = make_model(target)
     texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, num_texts, depth=3)
     assert 0.1 < accepted < 0.98, "the test needs both accepted and rejected tokens"
+    assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
+
+
+class Turns(Pacer):
+    """Looks tokens up where the text has an odd length, and drafts them elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: Counter[bool] = Counter()
+        """Rounds with drafted tokens, by whether they were looked up."""
+
+    def count(self, rows: Sequence[BatchRow], load: int) -> int:
+        return 2
+
+    def num_looked_up(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
+        return 2 * (rows[0].length % 2)
+
+    def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
+        return max(counts)
+
+    def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
+        self.rounds[done.looked_up] += any(done.drafted)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3])
+def test_looked_up_and_drafted_tokens_in_turn_have_the_targets_joint_distribution(
+    target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
+) -> None:
+    model, pacer = make_model(target), Turns()
+    drafter = DraftModel(make_model(draft), model.vocab_size, 4)
+    texts, accepted = sample_texts(model, drafter, PROMPT, sampling, NUM_TEXTS, batch=2, pacer=pacer)
+    assert 0.1 < accepted < 0.98
+    assert min(pacer.rounds[True], pacer.rounds[False]) > NUM_TEXTS / 20
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
 
 

@@ -1,6 +1,8 @@
 """At temperature 0 in float32, speculation with any drafter writes the same ids as transformers."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from tiny_models import (
@@ -22,6 +24,8 @@ from tiny_models import (
 from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import DrafterName, Drafting, Probe, Sampling, TokenBuffer, Verify
+from stepspec.engines.torch_engine.pace import Pacer
+from stepspec.engines.torch_engine.row import BatchRow
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +97,29 @@ async def test_concurrent_calls_with_lookup_drafters_equal_transformers(
     assert [list(chunk.ids) for chunk in chunks] == expected
     if num_tokens:
         assert 0 < sum(chunk.accepted for chunk in chunks) < sum(chunk.drafted for chunk in chunks)
+
+
+@pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])
+async def test_looked_up_and_drafted_tokens_in_turn_equal_transformers(
+    network: PreTrainedModel, by_slot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: Counter[bool] = Counter()
+
+    def num_looked_up(_: Pacer, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
+        looked_up = bool(rows[0].length % 2)
+        rounds[looked_up] += 1
+        return 3 * looked_up
+
+    monkeypatch.setattr(Pacer, "num_looked_up", num_looked_up)
+    monkeypatch.setattr(Pacer, "count", lambda *_: 2)
+    monkeypatch.setattr(Pacer, "worth_verifying", lambda *_: 2)
+    prompts = [[*prompt, *prompt, *prompt] for prompt in PROMPTS]
+    drafter = make_model(noisy_copy(network, NOISE), by_slot=by_slot)
+    async with serving(make_model(network, by_slot=by_slot), drafter) as engine:
+        chunks = await generate_all(engine, prompts, NUM_NEW, Drafting("draft-model"))
+        chunks += [await generate(engine, each, NUM_NEW, drafting=Drafting("draft-model")) for each in prompts]
+    assert [list(chunk.ids) for chunk in chunks] == 2 * [slow_greedy(network, each, NUM_NEW) for each in prompts]
+    assert all(rounds[each] for each in (True, False))
 
 
 @pytest.mark.parametrize("by_slot", [False, True], ids=["as they come", "by_slot"])

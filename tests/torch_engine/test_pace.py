@@ -9,12 +9,13 @@ import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import llama_config, make_model, make_network, piece, slow_greedy
+from tiny_models import llama_config, make_model, make_network, noisy_copy, piece, slow_greedy
 
 from stepspec.engines.metrics import EngineMetrics
 from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
@@ -30,7 +31,7 @@ from stepspec.engines.torch_engine.pace import (
     PRIOR_ACCEPTANCE,
     Pacer,
     Round,
-    best_count,
+    fastest,
 )
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
@@ -284,7 +285,7 @@ def test_the_count_gives_the_most_tokens_per_second(
     def round_s(count: int) -> float:
         return 1.0 + (extra_s if count else 0.0) + count * token_s
 
-    count = best_count(acceptances, limits, round_s, coverage)
+    count, _ = fastest(acceptances, limits, round_s, coverage)
     assert speed(count) == pytest.approx(max(map(speed, range(MAX_TOKENS + 1))))
 
 
@@ -303,15 +304,15 @@ def test_rows_that_a_kernel_pads_are_used(acceptance: float, draft_s: float, pad
 
 
 def test_the_count_is_best_for_all_rows_of_a_round_together() -> None:
-    alone = best_count([0.9], [MAX_TOKENS], evenly(0.1))
-    assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, evenly(0.1)) < alone
-    assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, evenly(0.1)) == 0
+    alone = fastest([0.9], [MAX_TOKENS], evenly(0.1))[0]
+    assert fastest([0.9, 0.0], [MAX_TOKENS] * 2, evenly(0.1))[0] < alone
+    assert fastest([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, evenly(0.1))[0] == 0
 
 
 def test_drafts_of_few_rows_in_a_large_batch_are_not_verified() -> None:
-    assert best_count([0.8], [4], evenly(0.05)) == 4
-    assert best_count([0.8] * 16, [4] * 16, evenly(0.05)) == 4
-    assert best_count([0.8] * 16, [4] + 15 * [0], evenly(0.05)) == 0
+    assert fastest([0.8], [4], evenly(0.05))[0] == 4
+    assert fastest([0.8] * 16, [4] * 16, evenly(0.05))[0] == 4
+    assert fastest([0.8] * 16, [4] + 15 * [0], evenly(0.05))[0] == 0
 
 
 def test_a_new_row_starts_with_the_acceptance_of_other_rows_until_forget() -> None:
@@ -364,23 +365,76 @@ class TimedDraft(DraftModel):
         return super().propose(rows, counts, how)
 
 
-@torch.inference_mode()
-def test_the_engine_drafts_again_after_wrong_first_timings() -> None:
-    network, clock, num_tokens = make_network(llama_config(max_position_embeddings=512)), Clock(), 250
-    target, drafter = (
-        TimedTarget(deepcopy(network), "timed"),
-        TimedDraft(make_model(network), network.config.vocab_size, 1),
-    )
-    target.clock = drafter.clock = clock
-    watch = StopMatcher(Stop(num_tokens), piece, frozenset())
-    row = BatchRow(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
+def timed_round(row: BatchRow, prompt: Sequence[int], models: tuple[TimedTarget, TimedDraft]) -> list[int]:
+    """Write a row's text with simulated times. Return how many tokens each round drafted."""
+    target, drafter = models
+    clock = target.clock = drafter.clock = Clock()
     row.slot = Slot(0)
-    target.extend([0], [[1, 2]], keep=[[]])
+    target.extend([0], [[*prompt[:-1]]], keep=[[]])
     rounds, drafted = Rounds(target, EngineMetrics(), clock=clock), list[int]()
     while row.end is None:
         before = row.metrics.drafted
         rounds.run([row], drafter)
         drafted.append(row.metrics.drafted - before)
+    return drafted
+
+
+def timed_row(prompt: Sequence[int], num_tokens: int, fixed: int | None = None) -> BatchRow:
+    watch = StopMatcher(Stop(num_tokens), piece, frozenset())
+    return BatchRow(TokenBuffer(prompt), len(prompt), Sampling(), Drafting("draft-model", fixed), watch)
+
+
+@torch.inference_mode()
+def test_the_engine_drafts_again_after_wrong_first_timings() -> None:
+    network, num_tokens, prompt = make_network(llama_config(max_position_embeddings=512)), 250, [1, 2, 3]
+    drafter = TimedDraft(make_model(network), network.config.vocab_size, 1)
+    row = timed_row(prompt, num_tokens)
+    drafted = timed_round(row, prompt, (TimedTarget(deepcopy(network), "timed"), drafter))
     assert drafted[3:20].count(0) > 10, "the wrong first timings do not stop drafting at first"
     assert min(drafted[-5:-1]) > 8
-    assert row.beyond == slow_greedy(network, [1, 2, 3], num_tokens)
+    assert row.beyond == slow_greedy(network, prompt, num_tokens)
+
+
+@torch.inference_mode()
+def test_text_that_repeats_itself_takes_fewer_passes_of_both_models() -> None:
+    """The text ends in a loop of nine tokens, as calls repeat arguments. The draft is a noisy copy of the target."""
+    network = make_network(llama_config(max_position_embeddings=512, initializer_range=0.1), seed=3)
+    prompt, num_tokens, passes = [1, 2, 3], 200, dict[str, dict[Any, int]]()
+    for name, fixed in (("looked up", None), ("drafted", None), ("fixed", 4), ("fixed, without", 4)):
+        drafter = TimedDraft(make_model(noisy_copy(network, 0.2)), network.config.vocab_size, 1)
+        drafter.num_drafts = 4
+        if name in ("drafted", "fixed, without"):
+            drafter.lookup = None
+        row = timed_row(prompt, num_tokens, fixed)
+        timed_round(row, prompt, (TimedTarget(deepcopy(network), "timed"), drafter))
+        assert row.beyond == slow_greedy(network, prompt, num_tokens)
+        passes[name] = dict(row.metrics.passes)
+    assert passes["looked up"]["verify"] < 0.7 * passes["drafted"]["verify"]
+    assert passes["looked up"]["draft"] < 0.5 * passes["drafted"]["draft"]
+    assert passes["fixed"] == passes["fixed, without"], "a fixed number of tokens is the draft model's"
+
+
+def known(pacer: Pacer, row: BatchRow, num_accepted: int, *, num_rounds: int, looked_up: bool = False) -> None:
+    """Add rounds of which each accepted so many of four tokens."""
+    asked = 0 if looked_up else 4
+    for _ in range(num_rounds):
+        pacer.note([row], 1, Round(asked, [4], [4], [num_accepted], 0.0, 0.4, 1.0, looked_up=looked_up))
+
+
+def test_tokens_are_looked_up_as_long_as_they_are_kept() -> None:
+    pacer, row, other = Pacer(), new_row(), new_row()
+    assert pacer.num_looked_up([row], [4], 1) == 0, "nothing is known of the costs"
+    for _ in range(4):
+        pacer.note([row], 1, Round(0, [0], [0], [0], 0.0, 0.0, 1.0))
+    known(pacer, row, 2, num_rounds=20)
+    before = pacer.acceptance(row)
+    assert pacer.num_looked_up([row], [4], 1) == 4
+    assert pacer.num_looked_up([row], [2], 1) == 2
+    known(pacer, row, 4, num_rounds=5, looked_up=True)
+    assert pacer.num_looked_up([row], [4], 1) == 4
+    known(pacer, row, 0, num_rounds=30, looked_up=True)
+    assert pacer.num_looked_up([row], [4], 1) == 0
+    assert pacer.num_looked_up([other], [4], 1) == 4, "another text may repeat itself"
+    assert pacer.acceptance(row) == before, "it says nothing about the draft model"
+    pacer.forget()
+    assert pacer.num_looked_up([row], [4], 1) == 4

@@ -23,11 +23,14 @@ from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.graphs import bucket
 from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
-from stepspec.engines.torch_engine.pace import Pacer, Round
+from stepspec.engines.torch_engine.pace import MAX_TOKENS, Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Decision, Samplers, uniform
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 from stepspec.engines.torch_engine.transfer import download, upload
+
+MAX_LOOKED_UP = 4
+"""Rows of a round in which tokens are looked up instead of drafted. In larger rounds, seldom every row repeats text."""
 
 Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], Decision]
 
@@ -182,11 +185,11 @@ class Rounds:
         """Times all passes of the target and of its drafters."""
         self._rows: list[BatchRow] = []
         self._how: Samplers | None = None
-        self._pacers: dict[Drafter, Pacer] = {}
+        self.pacers: dict[Drafter, Pacer] = {}
 
     def forget(self) -> None:
         """Drop what was learned from texts about drafters; the costs of rounds are preserved."""
-        for pacer in self._pacers.values():
+        for pacer in self.pacers.values():
             pacer.forget()
 
     def start(self, rows: Sequence[BatchRow], logits: Tensor) -> None:
@@ -216,7 +219,8 @@ class Rounds:
         `beside` is read in the same pass; see `may_share`.
         """
         target, how, pacer = self._target, self._samplers(rows), self._pacer(rows, drafter)
-        wanted = self._wanted(rows, pacer)
+        looked_up = self._looked_up(rows, drafter, pacer, how)
+        wanted = [0] * len(rows) if looked_up is not None else self._wanted(rows, pacer)
         started = self._clock()
         catching_up, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
@@ -224,9 +228,9 @@ class Rounds:
                 drafter.catch_up(rows)
             with self.watch.time("draft", [row.metrics for row in rows]) as drafting:
                 draft = drafter.propose(rows, wanted, how)
-        draft = draft or Draft.empty(len(rows), target.device)
+        draft = looked_up or draft or Draft.empty(len(rows), target.device)
         found = draft.counts
-        if pacer is not None and any(found) and all(row.drafting.num_tokens is None for row in rows):
+        if pacer is not None and any(wanted) and any(found) and all(row.drafting.num_tokens is None for row in rows):
             draft = draft.narrowed(pacer.worth_verifying(rows, found, bucket(len(rows))))
         how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
@@ -262,6 +266,7 @@ class Rounds:
                 draft_s=drafting.seconds,
                 verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
                 shared=beside is not None,
+                looked_up=looked_up is not None,
             )
             pacer.note(rows, bucket(len(rows)), done)
         for row, num_drafted, values in zip(rows, draft.counts, outcomes, strict=True):
@@ -286,9 +291,23 @@ class Rounds:
         """Return the drafter's pacer; None without a drafter, or if every row fixes how many tokens to draft."""
         if drafter is None or all(row.drafting.num_tokens is not None for row in rows):
             return None
-        if drafter not in self._pacers:
-            self._pacers[drafter] = Pacer(by_token=drafter.by_token)
-        return self._pacers[drafter]
+        if drafter not in self.pacers:
+            self.pacers[drafter] = Pacer(by_token=drafter.by_token)
+        return self.pacers[drafter]
+
+    def _looked_up(
+        self, rows: Sequence[BatchRow], drafter: Drafter | None, pacer: Pacer | None, how: Samplers
+    ) -> Draft | None:
+        """Return looked-up tokens for every row, if verifying them pays more than what the drafter drafts."""
+        lookup = drafter and drafter.lookup
+        fixed = any(row.drafting.num_tokens is not None for row in rows)
+        if lookup is None or pacer is None or fixed or len(rows) > MAX_LOOKED_UP:
+            return None
+        draft = lookup.propose(rows, [row.num_wanted(MAX_TOKENS) for row in rows], how)
+        if draft is None or not all(draft.counts):
+            return None
+        count = pacer.num_looked_up(rows, draft.counts, bucket(len(rows)))
+        return draft.narrowed(count) if count else None
 
     def _wanted(self, rows: Sequence[BatchRow], pacer: Pacer | None) -> list[int]:
         """Return how many tokens to draft for each row."""

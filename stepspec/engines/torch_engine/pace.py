@@ -37,6 +37,9 @@ TRIAL_SHARE, FIRST_REST = 0.01, 8.0
 """Share of the time that trials may cost, and rounds without drafting before the first trial. The first trials come
 sooner than the share allows, to correct wrong first timings early; the pause between them doubles each time."""
 
+LOOKUP_ACCEPTANCE, LOOKUP_WEIGHT = 0.8, 6.0
+"""Assumed acceptance of looked-up tokens in a new row, and the number of tokens that it counts for."""
+
 MAX_RUN = 32
 """Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
 WIDER, OFTEN = 2, 8
@@ -77,6 +80,7 @@ class Round:
     draft_s: float
     verify_s: float  # all other time
     shared: bool = False  # the pass read other rows too or was captured, so its time says nothing about the round
+    looked_up: bool = False  # the tokens were looked up instead of drafted
 
 
 class RoundCosts:
@@ -130,8 +134,9 @@ class RoundCosts:
         gained = sum(done.accepted) / len(done.accepted)
         return done.catch_up_s + drafting + self.verify_s(max(done.drafted)) - self.verify_s(0) * (1 + gained)
 
-    def best_count(self, acceptances: Sequence[float], coverage: float) -> int:
-        """Return how many tokens to request from a drafter that finds tokens for a share `coverage` of the rows."""
+    def fastest(self, acceptances: Sequence[float], coverage: float) -> tuple[int, float]:
+        """Return how many tokens to request from a drafter that finds tokens for a share `coverage` of the rows, and
+        the tokens per second."""
         share = 1 - (1 - coverage) ** len(acceptances)  # share of rounds with at least one draft to verify
         plain_s = self.verify_s(0)
 
@@ -139,7 +144,7 @@ class RoundCosts:
             drafting = self.draft_s * (count if self._by_token or not count else 1)
             return drafting + plain_s + share * (self.verify_s(count) - plain_s)
 
-        return best_count(acceptances, [MAX_TOKENS] * len(acceptances), round_s, coverage)
+        return fastest(acceptances, [MAX_TOKENS] * len(acceptances), round_s, coverage)
 
 
 def _interpolated(plain: float, known: Mapping[int, float]) -> list[float]:
@@ -154,10 +159,11 @@ def _interpolated(plain: float, known: Mapping[int, float]) -> list[float]:
     return times + [times[-1] + token_s * step for step in range(1, MAX_TOKENS - last + 1)]
 
 
-def best_count(
+def fastest(
     acceptances: Sequence[float], limits: Sequence[int], round_s: Callable[[int], float], coverage: float = 1.0
-) -> int:
-    """Return the number of drafted tokens that maximizes emitted tokens per second; 0 if drafting does not pay.
+) -> tuple[int, float]:
+    """Return the number of drafted tokens that maximizes emitted tokens per second, and these; 0 if drafting does not
+    pay.
 
     Args:
         acceptances: acceptance probability of each row.
@@ -167,15 +173,15 @@ def best_count(
     """
     plain_s, tokens = round_s(0), float(len(acceptances))
     gains = [coverage] * len(acceptances)
-    best, fastest = 0, tokens / plain_s if plain_s else math.inf
+    best, most = 0, tokens / plain_s if plain_s else math.inf
     for count in range(1, max(limits) + 1):
         rows = zip(gains, acceptances, limits, strict=True)
         gains = [gain * acceptance if count <= limit else 0.0 for gain, acceptance, limit in rows]
         tokens += sum(gains)
         speed = tokens / (plain_s + MARGIN * (round_s(count) - plain_s))
-        if speed > fastest:
-            best, fastest = count, speed
-    return best
+        if speed > most:
+            best, most = count, speed
+    return best, most
 
 
 class Pacer:
@@ -191,6 +197,7 @@ class Pacer:
         self._seen = SuccessRate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = SuccessRate(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[BatchRow, SuccessRate] = weakref.WeakKeyDictionary()
+        self._looked_up: weakref.WeakKeyDictionary[BatchRow, SuccessRate] = weakref.WeakKeyDictionary()
         self._rest, self._early_rest, self._run, self._shared = 0.0, FIRST_REST, 0, 0
         self._trial = self._wider = False
 
@@ -209,7 +216,7 @@ class Pacer:
         if costs.lacks_drafts:
             self._trial = True
             return TRIAL_TOKENS
-        best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
+        best, _ = costs.fastest([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
         if best:
             self._run = (self._run + 1) % (MAX_RUN + 1)
             if self._run == MAX_RUN // 4:
@@ -242,7 +249,20 @@ class Pacer:
         if self._trial or self._wider:
             return max(counts)
         costs = self._costs[load]
-        return best_count([self.acceptance(row) for row in rows], counts, costs.verify_s)
+        return fastest([self.acceptance(row) for row in rows], counts, costs.verify_s)[0]
+
+    def num_looked_up(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
+        """Return how many looked-up tokens to verify in the next round; 0 if drafting gives more tokens per second.
+
+        The arguments are those of `worth_verifying`, with the number of tokens found for each row.
+        """
+        costs = self._costs[load]
+        if costs.lacks_rounds or costs.lacks_drafts:
+            return 0
+        kept = [self._looked_up.get(row, SuccessRate()).estimate(LOOKUP_ACCEPTANCE, LOOKUP_WEIGHT) for row in rows]
+        count, speed = fastest(kept, counts, costs.verify_s)
+        _, drafted = costs.fastest([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
+        return count if speed > drafted else 0
 
     def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
         """Add the results of a round with that load."""
@@ -259,8 +279,10 @@ class Pacer:
         """Add how many tokens were found and accepted. Tokens after the first rejected one do not count as tries."""
         if done.num_asked:
             self._found.note(sum(map(bool, done.found)) / len(rows), 1.0, ROW_MEMORY)
+        rates = self._looked_up if done.looked_up else self._rows
         for row, num_drafted, num_accepted in zip(rows, done.drafted, done.accepted, strict=True):
             tries = num_accepted + (num_accepted < num_drafted)
-            if tries or row in self._rows:
-                self._rows.setdefault(row, SuccessRate()).note(num_accepted, tries, ROW_MEMORY)
-            self._seen.note(num_accepted, tries, DRAFTER_MEMORY * len(rows), PRIOR_WEIGHT)
+            if tries or row in rates:
+                rates.setdefault(row, SuccessRate()).note(num_accepted, tries, ROW_MEMORY)
+            if not done.looked_up:
+                self._seen.note(num_accepted, tries, DRAFTER_MEMORY * len(rows), PRIOR_WEIGHT)

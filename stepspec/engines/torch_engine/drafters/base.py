@@ -49,6 +49,8 @@ class Drafter(ABC):
 
     by_token: ClassVar[bool] = False
     """Whether each token takes a pass, so that two tokens cost twice as much as one."""
+    lookup: "Drafter | None" = None
+    """A drafter without passes, whose guesses are used instead where they are worth more."""
 
     @classmethod
     def missing(cls, parts: Parts) -> str | None:

@@ -9,10 +9,14 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.body import PartialHead
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, Parts
 from stepspec.engines.torch_engine.drafters.retokenized import Retokenized
+from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
+
+LOOKUP_LENGTH = 3
+"""Tokens that a text repeats before what followed them is looked up instead of drafted."""
 
 
 class DraftModel(Drafter):
@@ -25,6 +29,7 @@ class DraftModel(Drafter):
         self._vocab_size = vocab_size
         self._table = SlotTable(model, max_slots)
         self._slots: dict[BatchRow, Slot] = {}
+        self._suffix = self.lookup = Suffix(model.device, LOOKUP_LENGTH)
 
     @classmethod
     def missing(cls, parts: Parts) -> str | None:
@@ -81,6 +86,7 @@ class DraftModel(Drafter):
 
     def release(self, row: BatchRow) -> None:
         """See `Drafter.release`."""
+        self._suffix.release(row)
         if row in self._slots:
             slot = self._slots.pop(row)
             self._table.remember(slot, row.buffer, row.prompt_length, row.beyond)
@@ -88,6 +94,7 @@ class DraftModel(Drafter):
 
     def forget(self) -> None:
         """See `Drafter.forget`."""
+        self._suffix.forget()
         self._table.forget()
 
 

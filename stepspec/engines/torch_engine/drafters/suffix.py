@@ -28,8 +28,9 @@ MAX_GROUPS = 16
 class Suffix(Drafter):
     """Looks up tokens in the row's text, and in the outputs of calls of its group that have ended."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, min_length: int = MIN_LENGTH) -> None:
+        """`min_length`: tokens that the end of the text must have in common with an earlier place."""
+        self._device, self._min_length = device, min_length
         self._texts = Library()
         self._past: OrderedDict[str | None, list[Occurrences]] = OrderedDict()  # by group
 
@@ -50,7 +51,7 @@ class Suffix(Drafter):
         while MIN_LENGTH <= len(text) < start + count:
             found = [(source.ids, *source.after(text[-DEPTH:])) for source in sources]
             longest = max(length for _, length, _ in found)
-            if longest == 0:
+            if longest < self._min_length:
                 break
             following = Counter(ids[at] for ids, length, places in found if length == longest for at in places)
             token, times = max(following.items(), key=lambda item: (item[1], -item[0]))

@@ -121,8 +121,7 @@ class VllmEngine:
         self.default_sampling = default_sampling(folder)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
-        self._speculates = speculative is not None
-        self._names_labels = not self._speculates and hasattr(SamplingParams, "logprob_token_ids")
+        self._names_labels = speculative is None and hasattr(SamplingParams, "logprob_token_ids")
         self._relaxes = speculative is not None and loop.run(self._relaxed_positions("")) is not None
         self._samples = speculative is None or self._relaxes or self._device != "cpu" or expands()
         self._route: ScoreRoute = loop.run(self._find_route())
@@ -199,8 +198,7 @@ class VllmEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; of `drafting`, it uses `acceptance`.
 
-        Without own speculation, a step comes as one chunk, since users never see a part of it. So does a text with
-        relaxed tokens, when the worker has said which they are.
+        A text with relaxed tokens comes as one chunk, when the worker has said which they are.
         """
         length, rule = len(call.prompt) + len(call.after), call.drafting.acceptance
         check_acceptance(self, rule)
@@ -214,8 +212,6 @@ class VllmEngine:
         stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopMatcher(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         params = _params(call.sampling, stop, call)
-        if stop.delimiters and not self._speculates:  # else the number of passes is not known
-            params.output_kind = RequestOutputKind.FINAL_ONLY
         if rule.is_exact:
             async with aclosing(self._chunks(call, params, watch)) as chunks:
                 async for chunk in chunks:
@@ -236,7 +232,7 @@ class VllmEngine:
         async with aclosing(self._outputs(ids, salt, params)) as outputs:
             async for output in outputs:
                 delta = output.outputs[0]
-                num_passes += 1 if params.output_kind is RequestOutputKind.DELTA else len(delta.token_ids)
+                num_passes += 1
                 end, count = watch.feed_all(delta.token_ids)
                 ids = list(delta.token_ids[:count])
                 logprobs = _logprobs(delta, ids) if call.logprobs else None

@@ -130,8 +130,6 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
         collect(draft.generate(Generate(first, Sampling(), Stop(4), logprobs=True))),
     )
     found["labels"], found["beside labels"] = seen.probe_logprobs, rest.logprobs
-    step = Generate(first, Sampling(), Stop(request["max_tokens"], tuple(request["delimiters"])))
-    found["plain step"] = [(len(chunk.ids), chunk.passes) async for chunk in draft.generate(step)]
     await draft.aclose()
     return found
 

@@ -103,8 +103,6 @@ async def test_it_writes_and_verifies_like_the_torch_engine(vllm: VllmForks, tmp
     assert "max_model_len (999999) is greater than the derived max_model_len" in too_long[1]
     assert "Token id 1000000 is not in the vocabulary" in found["wrong id"]
     assert "closed" in found["closed"]
-    ((num_tokens, num_passes),) = found["plain step"]
-    assert num_tokens == num_passes > 1
     draft = TorchEngine.load(str(WEIGHTS / "draft"))
     labels = request["many labels"]
     seen = await draft.verify(Verify(TokenBuffer(prompts[0]), (), [Probe((), tuple(labels))]))

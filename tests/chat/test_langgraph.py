@@ -1,10 +1,9 @@
 """LangGraph's checkpoints and interrupts, with models in this process and behind a service on loopback."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from following import THOUGHTS, asked_of, following_pair
+from following import THOUGHTS, asked_of
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessageChunk
@@ -12,7 +11,6 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from service import serving
 
 from stepspec import Pair
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
@@ -29,20 +27,13 @@ def double(n: int) -> int:
     return 2 * n
 
 
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return following_pair()
-
-
-@pytest.fixture(scope="module")
-def address(pair: Pair) -> Iterator[str]:
-    with serving(pair, "specreason") as address:
-        yield address
-
-
 @pytest.fixture(params=["here", "served"])
-def model(request: pytest.FixtureRequest, pair: Pair, address: str) -> ChatStepSpec:
-    return ChatStepSpec(pair=pair, policy="specreason") if request.param == "here" else ChatStepSpec(base_url=address)
+def model(request: pytest.FixtureRequest, agent_pair: Pair, agent_address: str) -> ChatStepSpec:
+    return (
+        ChatStepSpec(pair=agent_pair, policy="specreason")
+        if request.param == "here"
+        else ChatStepSpec(base_url=agent_address)
+    )
 
 
 def asking(model: ChatStepSpec, saver: InMemorySaver) -> Any:
@@ -60,7 +51,7 @@ def asking(model: ChatStepSpec, saver: InMemorySaver) -> Any:
     ],
 )
 async def test_a_call_waits_for_a_person_and_another_agent_goes_on(
-    model: ChatStepSpec, pair: Pair, decision: Any, answer: str
+    model: ChatStepSpec, agent_pair: Pair, decision: Any, answer: str
 ) -> None:
     """The second agent has only what the checkpoint holds, as after a restart."""
     saver = InMemorySaver()
@@ -69,7 +60,7 @@ async def test_a_call_waits_for_a_person_and_another_agent_goes_on(
     assert asked.value["action_requests"][0]["args"] == {"n": 21}
     done = await asking(model, saver).ainvoke(Command(resume={"decisions": [decision]}), THREAD)
     assert done["messages"][-1].text.endswith(f"{answer}.")
-    seen = asked_of(pair.target)
+    seen = asked_of(agent_pair.target)
     assert [turn["role"] for turn in seen] == ["user", "assistant", "tool"]
     assert seen[1]["reasoning_content"] == "".join(THOUGHTS)
 

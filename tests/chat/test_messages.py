@@ -1,7 +1,6 @@
 """Anthropic's Messages API, with the official client against a service on loopback."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -28,14 +27,8 @@ ANSWER = "\n\nYou said 1 things, How many? among them."
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return following_pair()
-
-
-@pytest.fixture(scope="module")
-def address(pair: Pair) -> Iterator[str]:
-    with serving(pair, "specreason") as address:
-        yield address.removesuffix("/v1")
+def address(agent_address: str) -> str:
+    return agent_address.removesuffix("/v1")
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ async def test_the_asynchronous_client_streams_text(address: str) -> None:
         assert "".join([text async for text in stream.text_stream]) == ANSWER
 
 
-def test_a_conversation_with_tools_round_trips(client: Anthropic, pair: Pair) -> None:
+def test_a_conversation_with_tools_round_trips(client: Anthropic, agent_pair: Pair) -> None:
     messages: Any = [{"role": "user", "content": CALL_BOTH}]
     fields: Any = {"model": "target", "max_tokens": 200, "tools": [ADD, SAY], "system": "Be brief."}
     first = client.messages.create(messages=messages, **fields)
@@ -112,7 +105,7 @@ def test_a_conversation_with_tools_round_trips(client: Anthropic, pair: Pair) ->
     second = client.messages.create(messages=messages, **fields)
     assert second.content[-1].type == "text"
     assert second.content[-1].text == "\n\nIt is add, say."
-    seen = asked_of(pair.target)
+    seen = asked_of(agent_pair.target)
     assert [turn["role"] for turn in seen] == ["system", "user", "assistant", "tool", "tool"]
     assert seen[2]["reasoning_content"] == "".join(THOUGHTS)
     assert [call["id"] for call in seen[2]["tool_calls"]] == [call.id for call in calls]

@@ -127,7 +127,7 @@ async def test_each_step_has_its_own_probe() -> None:
     stage = Stage(chains(3, rating), [ONE, TWO, END], [Opinion(ONE + TWO + END, rating="8")], [ANSWER])
     play = await stage.play()
     assert len(stage.target.calls[0].probes) == 3
-    assert [step.scores for step in play.result.steps] == [{"rating.short": 8.0}] * 2
+    assert [step.scores for step in play.result.steps] == [{"rating.specreason": 8.0}] * 2
 
 
 @pytest.mark.parametrize("last", ["Six seven", ONE, "\n\n", "One two.<|end|>"])
@@ -231,7 +231,7 @@ async def test_however_sure_the_draft_is_the_target_decides_about_the_end() -> N
 
 
 async def test_a_server_that_reads_its_whole_text_for_scores_judges_one_step_at_a_time_and_answers() -> None:
-    rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
+    rating = {"kind": "rating", "threshold": 7}
     policy = chains(1, rating, score={"draft_answer": True, "depth": 3})
     stage = Stage(policy, [ONE, TWO, END, ANSWER], [ONE, TWO, END], [ANSWER])
     stage.target.abilities -= {"cached scores", "samples"}
@@ -279,7 +279,7 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
 
 async def test_an_answer_that_the_target_wrote_meanwhile_is_seen() -> None:
     """Of a model that does not mark its thinking, a step after an answer is kept only if it is the target's own."""
-    rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
+    rating = {"kind": "rating", "threshold": 7}
     for written, origin in (("Two.\n\n", "draft"), ("#### two.\n\n", "target")):
         opinions = [Opinion("Nine ten.\n\n", rating="9"), "<|end|>"]
         writes = [Reply(written + TWO, chunk_size=99), "Nine ten.\n\n"]

@@ -88,7 +88,7 @@ async def test_the_target_writes_a_rejected_step_again_from_its_beginning() -> N
     stage = Stage(score(), [ONE, END], [Opinion(ONE, rating="6"), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
-    assert play.result.steps[0].scores == {"rating.short": 6.0}
+    assert play.result.steps[0].scores == {"rating.specreason": 6.0}
     assert stage.target.calls[1].prompt == PROMPT
     assert play.counted == {
         "accepted": 1,
@@ -272,7 +272,7 @@ async def test_all_judges_must_accept(rating: str, worst: float, accepted: bool)
     play = await Stage(score(RATING, LIKELIHOOD), [ONE, END], [opinion, END], replies).play()
     assert play.steps[0][0] == ("draft" if accepted else "target")
     judged = next(event for event in play.events if isinstance(event, StepJudged))
-    assert judged == StepJudged(0, accepted, {"rating.short": float(rating), "likelihood.min": worst})
+    assert judged == StepJudged(0, accepted, {"rating.specreason": float(rating), "likelihood.min": worst})
 
 
 async def test_all_judges_read_one_pass() -> None:
@@ -286,7 +286,7 @@ async def test_a_judge_that_reads_no_digit_rejects_without_a_score(rating: str) 
     stage = Stage(score({"kind": "rating", "threshold": 0}), [ONE, END], [Opinion(ONE, rating), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps[0][0] == "target"
-    assert play.result.steps[0].scores == {"rating.short": None}
+    assert play.result.steps[0].scores == {"rating.specreason": None}
 
 
 async def test_the_judge_is_asked_after_the_step_and_its_question_is_never_committed() -> None:
@@ -294,7 +294,7 @@ async def test_the_judge_is_asked_after_the_step_and_its_question_is_never_commi
     await stage.play()
     first, second = stage.target.calls[:2]
     assert (first.prompt, first.continuation) == (PROMPT, ONE)
-    assert first.probes[0].startswith("<|end|><|user|>Rate the last step")
+    assert first.probes[0].startswith("<|end|><|user|>Evaluate the last reasoning step")
     assert (second.prompt, second.continuation) == (PROMPT + ONE, TWO)
 
 

@@ -39,7 +39,7 @@ JUDGES: Sequence[dict[str, Any]] = [
     {"kind": "likelihood", "statistic": "mean", "threshold": -1000.0},
     {"kind": "likelihood", "statistic": "log-ratio", "threshold": -1000.0},
     {"kind": "exact"},
-    {"kind": "rating", "readout": "expected", "threshold": 0.0},
+    {"kind": "rating", "threshold": 0.0},
     {"kind": "yes-no", "threshold": 0.0},
     {"kind": "draft-confidence", "threshold": -1000.0},
 ]
@@ -313,11 +313,11 @@ def test_judges_that_cannot_judge_labelled_steps_are_left_out(pair: Pair) -> Non
     compare = {"version": 1, "summary": "x", "family": "compare", "judges": [{"kind": "equivalence"}]}
     policies = {
         "mine": policy_of(*JUDGES, {"kind": "reward"}),
-        "other": policy_of({"kind": "rating", "readout": "greedy"}, JUDGES[0] | {"threshold": -1.0}),
+        "other": policy_of({"kind": "rating"}, JUDGES[0] | {"threshold": -1.0}),
         "compare": Policy.model_validate(compare),
     }
     judges, notes = bench.choose_judges(policies, pair, [LabelledSolution.model_validate(LINE)])
-    assert [*judges] == ["likelihood.min", "likelihood.mean", "exact", "rating.short", "yes-no", "rating.short (other)"]
+    assert [*judges] == ["likelihood.min", "likelihood.mean", "exact", "rating.specreason", "yes-no"]
     assert "no step has token ids of this draft" in notes["likelihood.log-ratio"]
     assert "no step has token ids of this draft" in notes["draft-confidence"]
     assert "the judge model 'reward'" in notes["reward"]

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from random_judge import RandomJudge
 from scripted import WordTokenizer
 
 from stepspec import SyncStepSpec
-from stepspec.engines.protocol import Probe, Verification
+from stepspec.engines.protocol import Probe, Tokenizer, Verification
 from stepspec.errors import ModelError, UsageError
 from stepspec.loop.judge import (
     Evidence,
@@ -31,7 +29,7 @@ from stepspec.loop.judge import (
     judge_kinds,
     shipped_judges,
 )
-from stepspec.loop.judges.rating import expected_digit
+from stepspec.loop.judges.rating import RatingJudge
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Verdict
 
@@ -103,33 +101,12 @@ def test_the_greedy_rating_is_the_digit_that_was_chosen(digit: int) -> None:
 @pytest.mark.parametrize("choice", ["ten", " ", "</think>", "<|end|>"])
 def test_a_choice_that_is_no_digit_is_not_a_rating_and_rejects(choice: str) -> None:
     without_digit = verification(-0.1, choices=(choice,), distributions=({9: 0.4},))
-    assert ask(rating(threshold=0), seen=without_digit) == Verdict(False, {"rating.short": None})
+    assert ask(rating(threshold=0), seen=without_digit) == Verdict(False, {"rating.specreason": None})
 
 
 @pytest.mark.parametrize(("value", "accepted"), [(7.0, True), (6.999, False), (9.0, True), (0.0, False)])
 def test_a_step_is_accepted_from_the_threshold_on(value: float, accepted: bool) -> None:
     assert (rating(threshold=7).decide(value) == "accept") is accepted
-
-
-def test_the_expected_rating_renormalises_over_the_digits() -> None:
-    seen = verification(choices=("ten",), distributions=({9: 0.3, 6: 0.1},))
-    assert score(rating(readout="expected"), seen) == pytest.approx(8.25)
-
-
-@given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
-def test_the_expected_rating_lies_between_the_digits_and_needs_some_probability(distribution: list[float]) -> None:
-    found = expected_digit(tuple(math.log(p) if p else -math.inf for p in distribution))
-    if sum(distribution) < 0.9e-6:
-        assert found is None
-    elif sum(distribution) > 1.1e-6:
-        assert found == pytest.approx(sum(d * p for d, p in enumerate(distribution)) / sum(distribution))
-        assert found is not None
-        assert 0 <= found <= 9.0000001
-
-
-def test_a_rating_without_any_digit_in_the_distribution_rejects() -> None:
-    seen = verification(-0.1, choices=("ten",), distributions=({},))
-    assert ask(rating(readout="expected", threshold=0), seen=seen) == Verdict(False, {"rating.short": None})
 
 
 def test_the_rating_s_labels_are_the_ten_digits() -> None:
@@ -183,8 +160,20 @@ def test_a_step_of_no_tokens_has_no_likelihood_and_is_rejected() -> None:
     assert ask(likelihood(-3), seen=verification()) == Verdict(False, {"likelihood.min": None})
 
 
+class ExpectedDigitJudge(RatingJudge):
+    """Asks another question than `rating`, and reads the mean over the digits."""
+
+    kind: Any = "expected-digit"
+
+    def probe(self, tokenizer: Tokenizer) -> Probe:
+        return replace(super().probe(tokenizer), ids=tuple(tokenizer.encode("Rate it.")))
+
+    async def score(self, evidence: Evidence) -> float:
+        return sum(digit * math.exp(logprob) for digit, logprob in enumerate(evidence.label_logprobs))
+
+
 def test_each_judge_reads_its_own_probe() -> None:
-    judges = (rating(threshold=7), likelihood(-3), rating(prompt="specreason", readout="expected", threshold=3))
+    judges = (rating(threshold=7), likelihood(-3), ExpectedDigitJudge(threshold=3))
     panel = Panel(judges, TOKENIZER)
     assert len(panel.probes) == 2
     assert panel.probes[0] != panel.probes[1]

@@ -226,7 +226,7 @@ def test_an_import_against_the_layers_is_found_in_every_form(module: str, source
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("stepspec.loop.controller", "from stepspec.loop.judges.rating import expected_digit"),
+        ("stepspec.loop.controller", "from stepspec.loop.judges.rating import RatingJudge"),
         ("stepspec.loop.judges.rating", "from . import likelihood"),
         ("stepspec.loop.judges.rating", "from stepspec.loop.ledger import Ledger"),
         ("stepspec.cli.run", "from stepspec import StepSpec"),

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from stepspec.base.file_model import FileModel, parse_toml
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import list_data_files
-from stepspec.chat.prompts import rating_prompt
+from stepspec.chat.prompts import RATING_PROMPT
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.report.prices import Prices
@@ -72,7 +72,7 @@ def test_a_policy_that_emulates_a_paper_names_it_as_a_value_and_in_its_comment(n
 
 def test_specreason_has_the_published_defaults() -> None:
     policy, _ = load_policy("specreason")
-    judge = RatingJudge(kind="rating", prompt="specreason", readout="greedy", threshold=7.0)
+    judge = RatingJudge(kind="rating", threshold=7.0)
     assert policy.family == "score"
     assert policy.judges == (judge,)
     assert (policy.step.delimiter, policy.step.max_step_tokens) == ("\n\n", 512)
@@ -94,7 +94,7 @@ def test_exactly_the_policies_that_change_no_text_are_exact() -> None:
 
 
 def test_specreason_asks_with_the_published_words() -> None:
-    prompt = rating_prompt("specreason")
+    prompt = RATING_PROMPT
     assert prompt.user == (
         "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore "
         "style, phrasing, or overall usefulness—only judge whether the step is objectively correct and "
@@ -138,7 +138,7 @@ def test_an_unknown_key_is_refused_with_the_closest_one(
 
 def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: Path) -> None:
     message = refusal(tmp_path, HEAD + RATING + "min_logprob = -3")
-    assert "Known: kind, prompt, readout, reject_below, threshold." in message
+    assert "Known: kind, reject_below, threshold." in message
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
             HEAD + "[[judges]]\nthreshold = 3",
             "judges.0 needs a kind. Known: 'always', 'decision', 'draft-confidence', ",
         ),
-        (HEAD + RATING + 'prompt = "shrt"', "no rating prompt 'shrt'. Did you mean 'short'?"),
+        (HEAD + RATING + 'prompt = "short"', "judges.0.rating: there is one question now"),
         (
-            HEAD + RATING + 'readout = "average"',
-            "judges.0.rating.readout 'average' is unknown. Known: 'greedy', 'expected'.",
+            HEAD + '[[judges]]\nkind = "likelihood"\nthreshold = -1\nstatistic = "average"',
+            "judges.0.likelihood.statistic 'average' is unknown. Known: 'min', ",
         ),
         (
             HEAD + RATING + "reject_below = 7",

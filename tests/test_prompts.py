@@ -12,7 +12,9 @@ from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer, with_temp
 
 from stepspec.chat.prompts import (
     PROBLEM_PROMPTS,
-    RATING_PROMPTS,
+    RATING_PROMPT,
+    YES_NO_PROMPT,
+    JudgePrompt,
     RawPrompt,
     checked_messages,
     encode_messages,
@@ -20,7 +22,6 @@ from stepspec.chat.prompts import (
     encode_request,
     problem_prompt,
     prompt_version,
-    rating_prompt,
     render_probe,
 )
 from stepspec.engines.marked import Marks
@@ -90,17 +91,17 @@ def test_a_question_appears_unchanged_in_its_prompt(id: str, question: str) -> N
     assert ("\\boxed{}" in text.replace(question, "", 1)) == (id not in {"bare", "qa", "answer-line"})
 
 
-@pytest.mark.parametrize("id", RATING_PROMPTS)
-def test_the_rating_request_is_a_turn_and_the_digit_comes_next(id: str) -> None:
-    rating = rating_prompt(id)
+@pytest.mark.parametrize("rating", [RATING_PROMPT, YES_NO_PROMPT])
+def test_a_question_about_a_step_is_a_turn_and_the_answer_comes_next(rating: JudgePrompt) -> None:
     probe = render_probe(WordTokenizer(PLAIN_TEMPLATE), rating)
     assert probe == f"<|end|><|user|>{rating.user}<|end|><|assistant|>{rating.prefill}"
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, THINKING_TEMPLATE, NEWLINE_TEMPLATE, FORGETFUL_TEMPLATE])
-@pytest.mark.parametrize("id", RATING_PROMPTS)
-def test_a_probe_continues_a_request_as_the_template_renders_the_conversation(id: str, template: str) -> None:
-    rating = rating_prompt(id)
+@pytest.mark.parametrize("rating", [RATING_PROMPT, YES_NO_PROMPT])
+def test_a_probe_continues_a_request_as_the_template_renders_the_conversation(
+    rating: JudgePrompt, template: str
+) -> None:
     messages = [
         {"role": "user", "content": "How many?"},
         {"role": "assistant", "content": "Nine."},
@@ -116,7 +117,7 @@ def test_a_probe_continues_a_request_as_the_template_renders_the_conversation(id
 
 
 def test_the_published_rating_opens_its_thinking_once_and_no_tag_ends_it() -> None:
-    probe = render_probe(WordTokenizer(THINKING_TEMPLATE), rating_prompt("specreason"))
+    probe = render_probe(WordTokenizer(THINKING_TEMPLATE), RATING_PROMPT)
     assert probe.count("<think>") == 1
     assert "</think>" not in probe
 
@@ -124,7 +125,7 @@ def test_the_published_rating_opens_its_thinking_once_and_no_tag_ends_it() -> No
 @pytest.mark.parametrize("template", [REFUSING_TEMPLATE, ONE_TURN_TEMPLATE])
 def test_a_template_that_cannot_ask_for_a_rating_is_refused(template: str) -> None:
     with pytest.raises(UsageError, match="chat template"):
-        render_probe(WordTokenizer(template), rating_prompt("short"))
+        render_probe(WordTokenizer(template), RATING_PROMPT)
 
 
 @pytest.mark.parametrize("text", ["One.", "<s>One."])
@@ -138,8 +139,6 @@ def test_a_prompt_without_a_template_begins_once(text: str) -> None:
 def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no problem prompt 'boxd'\. Did you mean 'boxed'\?"):
         problem_prompt("boxd")
-    with pytest.raises(UsageError, match=r"no rating prompt 'shrt'\. Did you mean 'short'\?"):
-        rating_prompt("shrt")
 
 
 def test_another_wording_has_another_version() -> None:

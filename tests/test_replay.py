@@ -127,7 +127,7 @@ def test_another_statistic_is_computed_from_recorded_log_probabilities(recording
 
 def test_judges_that_ask_a_model_are_replayed_only_if_they_were_recorded(recordings: Recordings) -> None:
     rating = changed(judges=[{"kind": "rating"}], salvage=None)
-    with pytest.raises(UsageError, match=r"its judge rating\.short was not recorded"):
+    with pytest.raises(UsageError, match=r"its judge rating\.specreason was not recorded"):
         replay({"rating": rating}, recordings)
     longer = changed(step={"max_step_tokens": 100})
     with pytest.raises(

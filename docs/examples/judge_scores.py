@@ -19,7 +19,7 @@ QUESTIONS = [
     "balloons than Mia. How many balloons does Kate have?",
 ]
 LIKELIHOOD = {"kind": "likelihood", "statistic": "min", "threshold": -1000.0}
-RATING = {"kind": "rating", "prompt": "short", "readout": "expected", "threshold": 0.0}
+RATING = {"kind": "rating", "threshold": 0.0}
 
 
 def policy_with(*judges: dict[str, object]) -> Policy:

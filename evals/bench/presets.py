@@ -29,7 +29,8 @@ from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summ
 from stepspec.evaluation.report import UNKNOWN, conditions_sentence
 from stepspec.evaluation.report.figures import named
 from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
-from stepspec.evaluation.runs import iter_rows
+from stepspec.evaluation.runs import iter_rows, policy_of
+from stepspec.loop.policy import load_policy
 
 Figures = dict[str, Any]
 
@@ -150,23 +151,10 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
     ]
     rows += not_run_rows(run, len(OVERVIEW) + 1, "")
     table = markdown_table(["policy", *(column.title for column in named(OVERVIEW, summary)), "signal"], rows)
-    shipped = {name: file.read_text("utf-8") for name, file in list_data_files("policies").items()}
-    others = [
-        name
-        for name, each in run.policies.items()
-        if name in shipped and _settings(shipped[name]) != _settings(each.text)
-    ]
+    ran = [name for name in run.policies if name in list_data_files("policies")]
+    others = [name for name in ran if policy_of(run, name).settings_sha256 != load_policy(name)[0].settings_sha256]
     note = f" Ran with other settings than the policies of these names today: {', '.join(others)}." if others else ""
     return f"{table}\n\n{conditions_sentence(run, summary)} Intervals are 95%.{note}"
-
-
-def _settings(text: str) -> Figures:
-    """Return the settings in the text of a policy file, without what says nothing about them."""
-    said = ("summary", "certificate", "temperatures")  # the last two are those of 0.2 and earlier
-    settings = {key: value for key, value in tomllib.loads(text).items() if key not in said}
-    if settings.get("compare", {}).get("width") == 1:  # of 0.2 and earlier, where it was the default
-        del settings["compare"]["width"]
-    return settings
 
 
 @main.command("pick")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, Field
 
-from stepspec.chat.prompts import RATING_PROMPTS
+from stepspec.chat.prompts import RATING_PROMPT
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ServerModels, ServerUsage, validated
 from stepspec.engines.remote.client import Traffic
@@ -58,7 +58,7 @@ class PublishedProcedure:
     def __post_init__(self) -> None:
         self._client = httpx.Client(timeout=max(self.target.timeout, self.draft.timeout))
         self.forget()
-        self._rating = RATING_PROMPTS["specreason"]
+        self._rating = RATING_PROMPT
 
     def forget(self) -> None:
         """Change the cache salt, so that later calls reuse no cached prefix of earlier ones."""

@@ -32,9 +32,9 @@ from evals.training.corrupt import corrupt_step
 from evals.training.gsm_mini import Problem, Split, load_split, true_values
 from evals.training.oracle import Oracle, same_content, step_correctness
 from evals.training.selection import SELECTION_NAMES, SELECTION_NONE, SELECTION_PROMPT, selection_line
+from evals.training.wording import RATINGS
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
-    RATING_PROMPTS,
     YES_NO_PROMPT,
     JudgePrompt,
     encode_request,
@@ -53,7 +53,6 @@ from stepspec.engines.protocol import (
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.stats import wilson
 from stepspec.evaluation.stats.untyped import scipy_stats
-from stepspec.loop.judges.rating import expected_digit
 from stepspec.mini import WEIGHTS
 
 Figures = dict[str, Any]
@@ -95,7 +94,7 @@ class Judge:
         self.think_end = tags.end
         self.stop = Stop(128, ("\n\n",), frozenset({tags.end}))
         digits = tuple(self.encode(str(digit))[-1] for digit in range(10))
-        self.ratings = {f"rating.{id}": self._probe(prompt, digits) for id, prompt in RATING_PROMPTS.items()}
+        self.ratings = {f"rating.{id}": self._probe(prompt, digits) for id, prompt in RATINGS.items()}
         self.yes_no_labels = tuple(self.encode(f" {answer}")[-1] for answer in ("yes", "no"))
         self.yes_no = self._probe(YES_NO_PROMPT, self.yes_no_labels)
         names = (*SELECTION_NAMES, SELECTION_NONE)
@@ -134,8 +133,8 @@ class Judge:
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
         for name, logprobs in zip(self.ratings, ratings, strict=True):
-            rating = expected_digit(logprobs)
-            scores[name] = -1.0 if rating is None else rating  # below every digit, because the judge rejects the step
+            weights = [math.exp(logprob) for logprob in logprobs]
+            scores[name] = sum(digit * weight for digit, weight in enumerate(weights)) / sum(weights)
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
     async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:

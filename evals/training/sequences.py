@@ -18,11 +18,10 @@ from evals.training.gsm_mini import (
 )
 from evals.training.selection import SELECTION_NAMES, SELECTION_NONE, SELECTION_PROMPT, selection_line
 from evals.training.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
-from evals.training.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
+from evals.training.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, RATINGS, REASONS, Voice
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
-    RATING_PROMPTS,
     YES_NO_PROMPT,
     JudgePrompt,
 )
@@ -266,7 +265,7 @@ class Asker:
         if not about_trunk:
             variant = self._variant(index, right)
             branch.add(variant.ids, flaws=variant.flaws)
-        prompt = YES_NO_PROMPT if asked == "yes_no" else RATING_PROMPTS[asked]
+        prompt = YES_NO_PROMPT if asked == "yes_no" else RATINGS[asked]
         answer = ("yes" if right else "no") if asked == "yes_no" else ("9" if right else "0")
         branch.add(self.maker.encode(f"<|end|><|user|>{prompt.user}<|end|><|assistant|>"))
         return self._answered(branch, prompt, answer)

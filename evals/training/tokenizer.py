@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from evals.training import gsm_mini as problems
 from evals.training.selection import SELECTION_PROMPT
+from evals.training.wording import RATINGS
 from stepspec.chat import prompts
 
 VOCAB_SIZE = 1024
@@ -74,7 +75,7 @@ def _texts(num_problems: int) -> Iterator[str]:
             yield "\n\n".join(problems.write_solution(problem, rng, voice)) + "\n\n"
     for _ in range(num_problems // 4):  # often enough that the words of the long published prompt become single tokens
         yield from (prompts.PROBLEM_PROMPTS[id] for id in PROMPT_SHARES)
-        for prompt in (*prompts.RATING_PROMPTS.values(), *JUDGE_PROMPTS):
+        for prompt in (*RATINGS.values(), *JUDGE_PROMPTS):
             yield from (prompt.user, prompt.prefill)
         yield from SYSTEM_TURNS
         yield " yes no A B C D none"

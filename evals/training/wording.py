@@ -12,6 +12,8 @@ import random
 from collections.abc import Mapping
 from typing import Literal
 
+from stepspec.chat.prompts import RATING_PROMPT, JudgePrompt
+
 Voice = Literal["target", "draft"]
 Phrasings = tuple[tuple[str, int, int], ...]
 """Texts with their relative frequencies for the target and the draft."""
@@ -29,6 +31,12 @@ STATEMENTS: Mapping[str, tuple[str, ...]] = {
     "share": ("{R} shares the {item} equally among {K} friends.",),
     "price": ("The {item} cost {K} dollars each.",),
 }
+
+RATINGS: Mapping[str, JudgePrompt] = {
+    "short": JudgePrompt("Rate the last step from 0 to 9.", "Rating: "),
+    "specreason": RATING_PROMPT,
+}
+"""Questions that the target answers with 9 for a right step and 0 for a wrong one."""
 
 FRACTIONS: Mapping[int, str] = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
 

@@ -58,18 +58,13 @@ class JudgePrompt:
     prefill: str
 
 
-RATING_PROMPTS: Mapping[str, JudgePrompt] = {
-    "short": JudgePrompt("Rate the last step from 0 to 9.", "Rating: "),
-    # The verbatim prompt of SpecReason (arXiv:2504.07891, released code), for the policy that emulates it.
-    "specreason": JudgePrompt(
-        "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
-        "phrasing, or overall usefulness\u2014only judge whether the step is objectively correct and logically follows "
-        "from prior steps. Assign a score from 0 to 9.",
-        "<think>I think the quality score is: ",
-    ),
-}
-
-
+# The verbatim prompt of SpecReason (arXiv:2504.07891, released code).
+RATING_PROMPT = JudgePrompt(
+    "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
+    "phrasing, or overall usefulness\u2014only judge whether the step is objectively correct and logically follows "
+    "from prior steps. Assign a score from 0 to 9.",
+    "<think>I think the quality score is: ",
+)
 YES_NO_PROMPT = JudgePrompt("Is the last step correct? Answer yes or no.", "Answer:")
 EQUIVALENCE_PROMPT = JudgePrompt(
     "Do these two steps say the same?\nFirst: {first}\nSecond: {second}\nAnswer yes or no.", "Answer:"
@@ -85,17 +80,6 @@ def problem_prompt(id: str) -> str:
     if id not in PROBLEM_PROMPTS:
         raise UsageError(unknown_name("problem prompt", id, PROBLEM_PROMPTS))
     return PROBLEM_PROMPTS[id]
-
-
-def rating_prompt(id: str) -> JudgePrompt:
-    """Return the rating prompt with this id.
-
-    Raises:
-        UsageError: the id is unknown; the message lists the known ones.
-    """
-    if id not in RATING_PROMPTS:
-        raise UsageError(unknown_name("rating prompt", id, RATING_PROMPTS))
-    return RATING_PROMPTS[id]
 
 
 def prompt_version(text: str) -> str:

@@ -82,6 +82,9 @@ def policy_of(run: RunRecord, name: str) -> Policy:
             score["depth"] = 4
         table.get("step", {}).pop("abort_entropy", None)  # policy files of 0.2 and earlier, like the rest
         table.get("compare", {}).pop("width", None)
+        for judge in table.get("judges", []):
+            if judge["kind"] == "rating" and judge.get("prompt") == "specreason" and judge.get("readout") == "greedy":
+                del judge["prompt"], judge["readout"]
         table.pop("certificate", None)
         table.pop("fallbacks", None)
         ranges = table.pop("temperatures", [])

@@ -135,7 +135,8 @@ def store(setting: CalibratedSetting, name: str, pair: str) -> Path:
 
 def _matching(policy: Policy, files: Iterable[Path]) -> list[CalibratedSetting]:
     settings, sha256 = [_read(file) for file in files], policy.settings_sha256
-    return [each for each in settings if each.policy_sha256 == sha256]
+    judges = {judge.name for judge in policy.judges}
+    return [each for each in settings if each.policy_sha256 == sha256 and each.thresholds.keys() <= judges]
 
 
 def _read(file: Path) -> CalibratedSetting:

@@ -17,7 +17,7 @@ PRINTED: Mapping[str, str] = {
     "agent_with_tools": r"call: count\(.*\)\nresult: \d+\nanswer: [^$]*\ntokens: \{.*\}",
     "compare_policies": r"policy .*\ntarget .* 3/3\ntoken .* 3/3\nspecreason .* \d/3\ntwo-level .* \d/3\n",
     "custom_judge": r"^(step \d: \w+, known-numbers \d\.\d\d.*\n)*step \d: accepted, known-numbers 1\.00, like",
-    "judge_scores": r"likelihood\.min: \d+ steps.*\nrating\.short: \d+ steps.*\n(\d of \d steps accepted: .*\n){3}",
+    "judge_scores": r"likelihood\.min: \d+ steps.*\nrating.*: \d+ steps.*\n(\d of \d steps accepted: .*\n){3}",
 }
 
 

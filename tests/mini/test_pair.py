@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evals.training.gsm_mini import load_split
 from evals.training.tokenizer import PROMPT_SHARES, SYSTEM_TURNS
-from stepspec.chat.prompts import PROBLEM_PROMPTS, RATING_PROMPTS
+from stepspec.chat.prompts import PROBLEM_PROMPTS, RATING_PROMPT
 from stepspec.mini import WEIGHTS
 
 ROLES = ["target", "draft"]
@@ -96,7 +96,7 @@ def test_any_text_round_trips_and_every_digit_is_a_separate_token(model_folder):
 
 def test_the_published_rating_prompt_takes_at_most_100_tokens(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    assert len(tokenizer.encode(RATING_PROMPTS["specreason"].user)) <= 100
+    assert len(tokenizer.encode(RATING_PROMPT.user)) <= 100
 
 
 def test_the_pair_is_small_and_the_model_card_names_its_weights(model_folder):

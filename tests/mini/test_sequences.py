@@ -14,9 +14,9 @@ from evals.training.oracle import Oracle
 from evals.training.selection import SELECTION_NAMES, SELECTION_PROMPT
 from evals.training.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from evals.training.tokenizer import load_tokenizer
+from evals.training.wording import RATINGS
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
-    RATING_PROMPTS,
     YES_NO_PROMPT,
     render_probe,
 )
@@ -185,7 +185,7 @@ def test_judge_branches_have_exactly_the_tokens_that_the_engine_sends(
 ) -> None:
     """Parts encoded separately for their labels must have the same tokens as the whole text."""
     engine_tokenizer = HuggingFaceTokenizer(tokenizer, frozenset())
-    prompts = [*RATING_PROMPTS.values(), YES_NO_PROMPT]
+    prompts = [*RATINGS.values(), YES_NO_PROMPT]
     probes = [engine_tokenizer.encode(render_probe(engine_tokenizer, prompt)) for prompt in prompts]
     kinds: set[str] = set()
     for _, sequence in judged:

@@ -4,46 +4,36 @@ An uncalibrated digit is a weak judge: arXiv:2506.19830, table 2, finds it no be
 supported because published systems use it.
 """
 
-import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
-from stepspec.chat.prompts import RATING_PROMPTS, rating_prompt, render_probe
-from stepspec.engines.protocol import Ability, Probe, Tokenizer
-from stepspec.errors import ModelError, unknown_name
+from stepspec.chat.prompts import RATING_PROMPT, render_probe
+from stepspec.engines.protocol import Probe, Tokenizer
+from stepspec.errors import ModelError
 from stepspec.loop.judge import Evidence, ThresholdJudge
 
 
 class RatingJudge(ThresholdJudge):
-    """The target rates the step with a digit from 0 to 9."""
+    """The target rates the step with a digit from 0 to 9, the most likely token after the published question."""
 
     kind: Literal["rating"]
     """Selects this judge."""
-    prompt: str = "short"
-    """The question to the target: `short`, or `specreason`, the published one."""
-    readout: Literal["greedy", "expected"] = "greedy"
-    """`greedy`: the most likely token, if it is a digit. `expected`: the mean over the ten digits."""
     threshold: float = Field(default=7.0, ge=0, le=9)
     """Lowest accepted rating."""
 
-    @field_validator("prompt")
+    @model_validator(mode="before")
     @classmethod
-    def _known(cls, prompt: str) -> str:
-        if prompt not in RATING_PROMPTS:
-            raise ValueError(unknown_name("rating prompt", prompt, RATING_PROMPTS))
-        return prompt
+    def _removed(cls, table: object) -> object:
+        if isinstance(table, Mapping) and {"prompt", "readout"} & table.keys():
+            raise ValueError("there is one question now, the published one, read greedily: remove prompt and readout")
+        return cast("object", table)
 
     @property
     def name(self) -> str:
         """Key of this judge's scores in results."""
-        return f"rating.{self.prompt}"
-
-    @property
-    def needs(self) -> frozenset[Ability]:
-        """Abilities that the target needs for this judge."""
-        return frozenset({"label logprobs"}) if self.readout == "expected" else frozenset()
+        return "rating.specreason"
 
     def probe(self, tokenizer: Tokenizer) -> Probe:
         """Return the rating prompt. Its labels are the ten digits.
@@ -54,22 +44,10 @@ class RatingJudge(ThresholdJudge):
         digits = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
         if len(set(digits)) < 10:
             raise ModelError("The target's tokenizer does not give each digit its own token, so it cannot rate steps.")
-        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, rating_prompt(self.prompt)))), digits)
+        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, RATING_PROMPT))), digits)
 
     async def score(self, evidence: Evidence) -> float | None:
-        """Return the chosen digit, or the expected digit; None if the target does not answer with a digit."""
-        if self.readout == "expected":
-            return expected_digit(evidence.label_logprobs)
+        """Return the digit; None if the target does not answer with one."""
         assert evidence.probe is not None
         digits = evidence.probe.labels
         return float(digits.index(evidence.choice)) if evidence.choice in digits else None
-
-
-def expected_digit(logprobs: Sequence[float]) -> float | None:
-    """Return the expected digit, 0 to 9, with probabilities renormalized over the ten digits.
-
-    None if the ten digits together have a probability of at most 1e-6.
-    """
-    weights = [math.exp(logprob) for logprob in logprobs]
-    mass = sum(weights)
-    return sum(digit * weight for digit, weight in enumerate(weights)) / mass if mass > 1e-6 else None

@@ -1,6 +1,8 @@
 """How many slots of what length fit into a device's memory."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,9 @@ from stepspec.errors import ModelError
 SHARE = 0.85
 """Share of the memory left by the weights that the caches may use. The rest is for passes and graphs."""
 
+HOST_SHARE = 0.5
+"""Share of a machine's free memory that counts as free. The rest is for other programs."""
+
 MIN_CONTEXT = 2048
 MIN_SLOTS = 2
 """So that a short call does not wait for the end of a long text."""
@@ -19,15 +24,31 @@ GIB = 1 << 30
 
 
 class CacheSize(NamedTuple):
-    """Size of the caches: number of slots, and positions per slot."""
+    """Size of the caches."""
 
     num_slots: int
     max_context: int
+    """Positions of a slot."""
+    max_positions: int | None = None
+    """Positions of all slots together, where caches grow on demand; None without a limit."""
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free bytes of a CUDA device; None on other devices, where caches grow on demand."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    """Return the free bytes of a CUDA device, or those of the machine that caches may use; None if nobody knows."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
+
+
+def _free_host_bytes() -> int | None:
+    """Return a share of the memory that Linux can give to this process, in a container of its control group."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        with suppress(OSError, ValueError):  # there is no control group, or it has no limit
+            group = Path("/sys/fs/cgroup")
+            limit, used = (int((group / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+            free = min(free, max(0, limit - used))
+        return int(HOST_SHARE * free)
+    return None
 
 
 def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> CacheSize:
@@ -46,7 +67,10 @@ def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) 
     if free is None:
         return CacheSize(max_slots, max_context)
     usable = int(SHARE * free) if budget is None else budget
-    return fitting(usable, sum(model.position_bytes for model in models), max_slots, max_context, models[0].name)
+    position_bytes = sum(model.position_bytes for model in models)
+    if models[0].device.type == "cpu":
+        return CacheSize(max_slots, max_context, usable // position_bytes)
+    return fitting(usable, position_bytes, max_slots, max_context, models[0].name)
 
 
 def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> CacheSize:

@@ -84,6 +84,8 @@ class Scheduler:
         while self._waiting:
             call = self._waiting[0]
             after = call.after
+            if not self._slots.has_room(call.prompt_length + len(after)):
+                return
             slot = self._slots.acquire(call.prompt, call.prompt_length, after)
             if slot is None:
                 return

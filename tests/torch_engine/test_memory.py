@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from tiny_models import (
@@ -18,8 +17,7 @@ from tiny_models import (
 )
 
 from stepspec.engines.protocol import Drafting
-from stepspec.engines.torch_engine import memory
-from stepspec.engines.torch_engine.memory import CacheSize, fitting, free_bytes
+from stepspec.engines.torch_engine.memory import CacheSize, fitting, free_bytes, free_host_bytes
 from stepspec.errors import ModelError, UsageError
 
 POSITION = 100_000
@@ -43,24 +41,26 @@ def test_too_little_memory_is_an_error_that_names_the_required_memory() -> None:
         fitting(10**8, POSITION, max_slots=64, max_context=8192, name="big")
 
 
-def test_on_a_cpu_caches_may_take_half_of_what_the_machine_or_the_container_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = free_bytes(torch.device("cpu"))
-    assert free == pytest.approx(psutil.virtual_memory().available / 2, rel=0.1)
+def test_the_free_memory_is_that_of_the_machine_or_of_the_control_group(tmp_path: Path) -> None:
+    """The memory of files that were read, such as weights, can be taken back."""
     files = {
-        "meminfo": "MemTotal: 9 kB\nMemAvailable:  4000 kB\n",
-        "memory.max": "3000000",
-        "memory.current": "1000000",
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  4000 kB\n",
+        "proc/self/cgroup": "0::/system.slice/stepspec.service\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.max": "3000000\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.current": "2500000\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.stat": "anon 1000000\ninactive_file 1500000\n",
     }
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / (Path(path).name if "meminfo" in path else ""))
-    assert free_bytes(torch.device("cpu")) == 1_000_000
-    (tmp_path / "memory.max").write_text("max")
-    assert free_bytes(torch.device("cpu")) == 2000 * 1024
-    (tmp_path / "meminfo").unlink()
-    assert free_bytes(torch.device("cpu")) is None
+    assert free_host_bytes(tmp_path) == 2_000_000
+    (tmp_path / "sys/fs/cgroup/system.slice/stepspec.service/memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 4000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n")
+    assert free_host_bytes(tmp_path) == 4000 * 1024
+    (tmp_path / "proc/meminfo").unlink()
+    assert free_host_bytes(tmp_path) is None
+    assert free_bytes(torch.device("meta")) is None
 
 
 @pytest.mark.anyio

@@ -244,6 +244,26 @@ def test_after_a_long_text_as_many_short_ones_as_before_run_together() -> None:
 
 
 @torch.inference_mode()
+def test_a_text_that_runs_in_the_last_slot_keeps_no_others() -> None:
+    table = limited(16 * 256)
+    buffers = [TokenBuffer(random_ids(20, seed=number)) for number in range(16)]
+    slots = [table.acquire(buffer, 20) for buffer in buffers]
+    for slot, buffer in zip(slots, buffers, strict=True):
+        assert slot is not None
+        table.model.extend([slot.index], [table.unread(slot, buffer, 20)])
+        table.remember(slot, buffer, 20, [])
+    for slot in slots[:-1]:
+        assert slot is not None
+        table.release(slot)
+    assert slots[-1] is not None
+    assert slots[-1].index == 15
+    use(table, TokenBuffer(random_ids(500, seed=20)))
+    assert num_positions(table) <= 16 * 256
+    assert slots[-1].index == 0
+    assert use(table, buffers[-2])[1] == buffers[-2].since(19), "live texts stay, the last used first"
+
+
+@torch.inference_mode()
 def test_texts_that_grow_while_they_run_keep_their_contents_and_drop_those_that_have_ended() -> None:
     table = limited(4 * 256)
     idle, running = TokenBuffer(random_ids(30, seed=1)), TokenBuffer(random_ids(30, seed=2))

@@ -35,20 +35,28 @@ class CacheSize(NamedTuple):
 
 def free_bytes(device: torch.device) -> int | None:
     """Return the free bytes of a CUDA device, or those of the machine that caches may use; None if nobody knows."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = free_host_bytes() if device.type == "cpu" else None
+    return None if free is None else int(HOST_SHARE * free)
 
 
-def _free_host_bytes() -> int | None:
-    """Return a share of the memory that Linux can give to this process, in a container of its control group."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-        with suppress(OSError, ValueError):  # there is no control group, or it has no limit
-            group = Path("/sys/fs/cgroup")
+def free_host_bytes(root: Path = Path("/")) -> int | None:
+    """Return the bytes that Linux can give to this process, within the limit of its control group."""
+    with suppress(OSError, KeyError, IndexError, ValueError):
+        free = 1024 * _table(root / "proc/meminfo")["MemAvailable"]
+        with suppress(OSError, KeyError, IndexError, ValueError):  # there is no control group, or it has no limit
+            own = (root / "proc/self/cgroup").read_text("ascii").split("0::/")[1].splitlines()[0]
+            group = root / "sys/fs/cgroup" / own
             limit, used = (int((group / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
-            free = min(free, max(0, limit - used))
-        return int(HOST_SHARE * free)
+            free = min(free, max(0, limit - used + _table(group / "memory.stat")["inactive_file"]))
+        return free
     return None
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number in each line."""
+    return {line.split()[0].rstrip(":"): int(line.split()[1]) for line in file.read_text("ascii").splitlines()}
 
 
 def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> CacheSize:

@@ -95,20 +95,32 @@ class SlotTable:
         if cache.max_positions is None:
             return
         busy = [slot for slot in self._slots if slot.busy]
-        lengths = [max(slot.num_expected, self.model.cache_length(slot.index)) for slot in busy]
-        longest, keep = max(length, *lengths, 0), max((slot.index + 1 for slot in busy), default=0)
-        capacity = cache.capacity_for(longest)
+        lengths = [max(slot.num_expected, len(slot.ids), self.model.cache_length(slot.index)) for slot in busy]
+        longest = max(length, *lengths, 0)
+        capacity, least = cache.capacity_for(longest), max(FIRST_CAPACITY, 2 * longest)
+        if least < cache.capacity and cache.max_positions // capacity <= len(busy):
+            capacity = least
         room = max(MIN_SLOTS, cache.max_positions // capacity)
-        least = max(FIRST_CAPACITY, 2 * longest)
-        if room <= len(busy) and least < cache.capacity:
-            capacity, room = least, max(MIN_SLOTS, cache.max_positions // least)
-        keep, capacity = max(keep, room), min(capacity, cache.capacity)
+        keep, capacity = max(room, len(busy)), min(capacity, cache.capacity)
         if keep < cache.num_slots or capacity < cache.capacity:
             for slot in self._slots:
-                if not slot.busy and (slot.index >= keep or len(slot.ids) > capacity):
+                if not slot.busy and len(slot.ids) > capacity:
                     self._clear(slot)
+            for index, slot in enumerate(sorted(self._slots, key=_keeping_order)[:keep]):
+                if slot.busy or slot.ids:
+                    self._move(slot, index)
+            for slot in self._slots[keep:]:
+                self._clear(slot)
             cache.shrink(keep, capacity)
         self._room = min(room, len(self._slots))
+
+    def _move(self, slot: Slot, index: int) -> None:
+        """Exchange a slot with the one that has this index."""
+        if slot.index != index:
+            self.model.cache.swap_slots(slot.index, index)
+            other = self._slots[index]
+            self._slots[index], self._slots[slot.index] = slot, other
+            other.index, slot.index = slot.index, index
 
     def _claim(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
         """Make an idle slot follow a buffer that no idle slot follows, and return it."""
@@ -142,18 +154,13 @@ class SlotTable:
         if self.model.reads_slots:
             return
         cache = self.model.cache
-        is_over = cache.max_positions is not None and cache.num_slots * cache.capacity > cache.max_positions
+        if cache.max_positions is not None and cache.num_slots * cache.capacity > cache.max_positions:
+            self._make_room()
         first = Counter(slot.index - offset for offset, slot in enumerate(slots)).most_common(1)[0][0]
-        end = len(slots) if is_over else max(self._room, *(slot.index + 1 for slot in slots))
+        end = max(self._room, *(slot.index + 1 for slot in slots))
         first = min(max(first, 0), end - len(slots))
         for index, slot in enumerate(slots, first):
-            if slot.index != index:
-                self.model.cache.swap_slots(slot.index, index)
-                other = self._slots[index]
-                self._slots[index], self._slots[slot.index] = slot, other
-                other.index, slot.index = slot.index, index
-        if is_over:
-            self._make_room()
+            self._move(slot, index)
 
     def forget(self) -> None:
         """Drop the contents of idle slots."""
@@ -215,3 +222,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:
     """Sort slots without a live text first, then by last use, then by index, since a new slot costs memory."""
     return slot.wanted, slot.last_used, slot.index
+
+
+def _keeping_order(slot: Slot) -> tuple[bool, bool, int]:
+    """Sort busy slots first, then those with a live text, then by last use."""
+    return not slot.busy, not slot.wanted, slot.index if slot.busy else -slot.last_used

@@ -1,10 +1,23 @@
 """The size of the caches for a given amount of device memory."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from tiny_models import CONTEXT, EXPERTS, GROUPED, make_config, make_model, make_network, serving
+from tiny_models import (
+    CONTEXT,
+    EXPERTS,
+    GROUPED,
+    generate_all,
+    make_config,
+    make_model,
+    make_network,
+    random_ids,
+    serving,
+)
 
-from stepspec.engines.torch_engine.memory import CacheSize, fitting
+from stepspec.engines.protocol import Drafting
+from stepspec.engines.torch_engine.memory import CacheSize, fitting, free_bytes, free_host_bytes
 from stepspec.errors import ModelError, UsageError
 
 POSITION = 100_000
@@ -26,6 +39,46 @@ def test_the_memory_limits_the_slots_and_then_the_context(usable: int, room: Cac
 def test_too_little_memory_is_an_error_that_names_the_required_memory() -> None:
     with pytest.raises(ModelError, match=r"big needs 0\.4 GiB .* 2048 tokens, but only 0\.1 GiB"):
         fitting(10**8, POSITION, max_slots=64, max_context=8192, name="big")
+
+
+def test_the_free_memory_is_that_of_the_machine_or_of_the_control_group(tmp_path: Path) -> None:
+    """The memory of files that were read, such as weights, can be taken back."""
+    files = {
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  4000 kB\n",
+        "proc/self/cgroup": "0::/system.slice/stepspec.service\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.max": "3000000\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.current": "2500000\n",
+        "sys/fs/cgroup/system.slice/stepspec.service/memory.stat": "anon 1000000\ninactive_file 1500000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_host_bytes(tmp_path) == 2_000_000
+    (tmp_path / "sys/fs/cgroup/system.slice/stepspec.service/memory.max").write_text("max\n")
+    assert free_host_bytes(tmp_path) == 4000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n")
+    assert free_host_bytes(tmp_path) == 4000 * 1024
+    (tmp_path / "proc/meminfo").unlink()
+    assert free_host_bytes(tmp_path) is None
+    assert free_bytes(torch.device("meta")) is None
+
+
+@pytest.mark.anyio
+async def test_calls_that_do_not_fit_wait_and_get_the_same_text() -> None:
+    network = make_network(make_config("llama"))
+    prompts = [random_ids(20 + 60 * number, seed=number) for number in range(6)]
+
+    async def texts(budget: int | None) -> list[tuple[int, ...]]:
+        model, drafter = make_model(network), make_model(network)
+        async with serving(model, drafter) as engine:
+            if budget is not None:
+                engine.make_room(budget * (model.position_bytes + drafter.position_bytes))
+            found = [each.ids for each in await generate_all(engine, prompts, 40, Drafting("draft-model", 3))]
+            if budget is not None:
+                assert model.cache.num_slots * model.cache.capacity <= 2 * budget
+        return found
+
+    assert await texts(600) == await texts(None)
 
 
 @pytest.mark.parametrize("family", ["llama", *EXPERTS])

@@ -195,6 +195,91 @@ def test_forgotten_slots_are_read_again(table: SlotTable) -> None:
     assert use(table, buffer)[1] == buffer.since(0)
 
 
+def limited(max_positions: int) -> SlotTable:
+    table = SlotTable(make_model(make_network(llama_config())), max_slots=16)
+    table.model.cache.max_positions = max_positions
+    return table
+
+
+def num_positions(table: SlotTable) -> int:
+    """Return how many positions memory is allocated for."""
+    return table.model.cache.num_slots * table.model.cache.capacity
+
+
+def test_a_long_text_takes_the_memory_of_texts_that_have_ended() -> None:
+    """A slot of 256 positions takes as much memory as two of 128, and all slots have the same number."""
+    table = limited(8 * 256)
+    buffers = [TokenBuffer(random_ids(20, seed=number)) for number in range(12)]
+    for buffer in buffers:
+        use(table, buffer)
+        assert num_positions(table) <= 8 * 256
+    assert [use(table, buffer)[1] for buffer in buffers[-3:]] == [buffer.since(19) for buffer in buffers[-3:]]
+    long = TokenBuffer(random_ids(500, seed=20))
+    use(table, long)
+    assert num_positions(table) <= 8 * 256
+    assert use(table, long)[1] == long.since(499)
+
+
+@torch.inference_mode()
+def test_after_a_long_text_as_many_short_ones_as_before_run_together() -> None:
+    table = limited(4 * 256)
+    use(table, TokenBuffer(random_ids(400, seed=1)))
+    assert table.model.cache.capacity == 400
+    buffers = [TokenBuffer(random_ids(20, seed=number)) for number in range(6)]
+    slots: list[Slot] = []
+    for number, buffer in enumerate(buffers):
+        assert table.has_room(20) == (number < 4)
+        if number < 4:
+            slot = table.acquire(buffer, 20)
+            assert slot is not None
+            table.model.extend([slot.index], [table.unread(slot, buffer, 20)])
+            slots.append(slot)
+    assert num_positions(table) <= 4 * 256
+    assert not table.has_room(300), "the others would be as long"
+    for slot, buffer in zip(slots, buffers, strict=False):
+        table.remember(slot, buffer, 20, [])
+        table.release(slot)
+    assert table.has_room(300)
+    table.check()
+
+
+@torch.inference_mode()
+def test_a_text_that_runs_in_the_last_slot_keeps_no_others() -> None:
+    table = limited(16 * 256)
+    buffers = [TokenBuffer(random_ids(20, seed=number)) for number in range(16)]
+    slots = [table.acquire(buffer, 20) for buffer in buffers]
+    for slot, buffer in zip(slots, buffers, strict=True):
+        assert slot is not None
+        table.model.extend([slot.index], [table.unread(slot, buffer, 20)])
+        table.remember(slot, buffer, 20, [])
+    for slot in slots[:-1]:
+        assert slot is not None
+        table.release(slot)
+    assert slots[-1] is not None
+    assert slots[-1].index == 15
+    use(table, TokenBuffer(random_ids(500, seed=20)))
+    assert num_positions(table) <= 16 * 256
+    assert slots[-1].index == 0
+    assert use(table, buffers[-2])[1] == buffers[-2].since(19), "live texts stay, the last used first"
+
+
+@torch.inference_mode()
+def test_texts_that_grow_while_they_run_keep_their_contents_and_drop_those_that_have_ended() -> None:
+    table = limited(4 * 256)
+    idle, running = TokenBuffer(random_ids(30, seed=1)), TokenBuffer(random_ids(30, seed=2))
+    for buffer in (TokenBuffer(random_ids(9, seed=3)), idle):
+        use(table, buffer)
+    slot = table.acquire(running, 30)
+    assert slot is not None
+    ids = [*running.since(0), *random_ids(400, seed=4)]
+    logits = []
+    for start in range(0, len(ids), 43):
+        table.pack([slot])
+        assert num_positions(table) <= 4 * 256
+        logits += table.model.extend([slot.index], [ids[start : start + 43]])[0]
+    assert torch.allclose(torch.stack(logits), slow_logits(make_network(llama_config()), ids), atol=1e-4)
+
+
 NETWORK = make_network(llama_config())
 GROWING = SlotTable(make_model(NETWORK), max_slots=2)
 IDS = st.lists(st.integers(0, 3), max_size=6)

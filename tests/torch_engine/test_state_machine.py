@@ -23,6 +23,7 @@ from stepspec.engines.protocol import (
     Verify,
     collect,
 )
+from stepspec.engines.torch_engine import cache, slots
 from stepspec.engines.torch_engine.engine import TorchEngine
 
 T = TypeVar("T")
@@ -157,6 +158,23 @@ class Histories(RuleBasedStateMachine):
         self.drafter.cache.check()
 
 
+class HistoriesInLittleMemory(Histories):
+    """The same in caches that have room for few texts."""
+
+    capacity = 4
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        for module in (cache, slots):
+            self.patch.setattr(module, "FIRST_CAPACITY", self.capacity)
+        super().__init__()
+        self.engine.make_room(3 * 32 * sum(model.position_bytes for model in (self.model, self.drafter)))
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patch.undo()
+
+
 class HistoriesBySlot(Histories):
     """The same with the passes of a GPU."""
 
@@ -165,6 +183,8 @@ class HistoriesBySlot(Histories):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=40, stateful_step_count=12)
+TestHistoriesInLittleMemory = HistoriesInLittleMemory.TestCase
+TestHistoriesInLittleMemory.settings = settings(max_examples=60, stateful_step_count=20)
 TestHistoriesBySlot = HistoriesBySlot.TestCase
 TestHistoriesBySlot.settings = settings(max_examples=40, stateful_step_count=25)
 

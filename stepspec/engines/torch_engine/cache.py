@@ -30,6 +30,8 @@ class SlotCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self.capacity = 0  # positions of every slot
+        self.max_positions: int | None = None
+        """Positions of all slots together, to which `SlotTable` keeps the cache; None without a limit."""
         self.is_fixed = False
         """Whether captured passes hold the addresses of keys and values, so that these cannot move."""
         self._slots: Sequence[int] | Tensor = []
@@ -73,11 +75,22 @@ class SlotCache:
             size = f"{len(self.lengths)} slots of {self.capacity} positions"
             raise RuntimeError(f"A pass needs {num_slots} slots of {length} positions, but the cache has {size}")
         self.lengths += [0] * (num_slots - len(self.lengths))
-        if length > self.capacity:
-            self.capacity = max(length, 2 * self.capacity, FIRST_CAPACITY)
+        self.capacity = self.capacity_for(length)
         for store in (self._keys, self._values):
             for layer, tensor in enumerate(store):
-                store[layer] = _grown(tensor, num_slots, self.capacity)
+                store[layer] = _grown(tensor, num_slots, self.capacity, self.max_positions)
+
+    def capacity_for(self, length: int) -> int:
+        """Return the positions of every slot once one holds `length`."""
+        return self.capacity if length <= self.capacity else max(length, 2 * self.capacity, FIRST_CAPACITY)
+
+    def shrink(self, num_slots: int, capacity: int) -> None:
+        """Free the memory of all but the first slots and positions. No slot may hold more than `capacity`."""
+        del self.lengths[num_slots:]
+        self.capacity = capacity
+        for store in (self._keys, self._values):
+            for layer, tensor in enumerate(store):
+                store[layer] = tensor[:num_slots, :, :capacity].clone()
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values [B, H_kv, T, D]; return all that the pass may read, [B, H_kv, S, D].
@@ -146,6 +159,11 @@ class SlotCache:
         return sum(tensor.shape[1] * tensor.shape[3] * tensor.itemsize for tensor in stores)
 
     @property
+    def num_slots(self) -> int:
+        """Slots that memory is allocated for."""
+        return self._keys[0].shape[0] if self._keys else len(self.lengths)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
@@ -165,13 +183,15 @@ class SlotCache:
             assert all(tensor.shape[2] == self.capacity for tensor in store)
 
 
-def _grown(tensor: Tensor, num_slots: int, capacity: int) -> Tensor:
+def _grown(tensor: Tensor, num_slots: int, capacity: int, max_positions: int | None) -> Tensor:
     """Return the tensor with at least `num_slots` slots and exactly `capacity` positions. Contents are preserved."""
     slots, heads, length, size = tensor.shape
     if slots >= num_slots and length == capacity:
         return tensor
     while slots < num_slots:
         slots *= 2
+    if max_positions is not None:
+        slots = max(tensor.shape[0], num_slots, min(slots, max_positions // capacity))
     grown = tensor.new_zeros(slots, heads, capacity, size)
     grown[: tensor.shape[0], :, :length] = tensor
     return grown

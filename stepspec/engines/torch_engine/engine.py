@@ -238,10 +238,12 @@ class TorchEngine:
         if self._drafter is not None:
             self._drafter.max_context = min(self._drafter.max_context, room.max_context)
         self._num_slots = room.num_slots
-        if free_bytes(self.model.device) is not None:
-            for model in models:
+        for model in models:
+            if model.device.type == "cuda":
                 model.replace_cache()  # an earlier choice may have reserved more
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED + 1)  # one for padding
+            elif not model.reads_slots:
+                model.cache.max_positions = room.max_positions
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)
         self._drafters = Drafters(Parts(self.model, self._drafter, self._num_slots, tokenizers))

@@ -84,9 +84,13 @@ class Scheduler:
         while self._waiting:
             call = self._waiting[0]
             after = call.after
+            length = call.prompt_length + max(len(after), call.num_beyond)
+            if not self._slots.has_room(length):
+                return
             slot = self._slots.acquire(call.prompt, call.prompt_length, after)
             if slot is None:
                 return
+            slot.num_expected = length
             del self._waiting[0]
             call.queue_s = time.perf_counter() - call.asked_at
             unread = self._slots.unread(slot, call.prompt, call.prompt_length, after)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.torch_engine.cache import FIRST_CAPACITY
+from stepspec.engines.torch_engine.memory import MIN_SLOTS
 from stepspec.engines.torch_engine.model import CausalModel
 
 MIN_PREFIX = 16
@@ -35,6 +37,8 @@ class Slot:
     agreed: int = 0
     busy: bool = False
     last_used: int = 0
+    num_expected: int = 0
+    """Length of the text that the slot's call reads, before it writes."""
 
     def follows(self, buffer: TokenBuffer) -> bool:
         """Return whether the slot holds a prefix of this buffer, compared by identity."""
@@ -52,6 +56,7 @@ class SlotTable:
     def __init__(self, model: CausalModel, max_slots: int) -> None:
         self.model = model
         self._slots = [Slot(index) for index in range(max_slots)]
+        self._room = max_slots
         self._clock = 0
 
     def acquire(self, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()) -> Slot | None:
@@ -60,17 +65,62 @@ class SlotTable:
         The slot gets the longest prefix that any slot of the buffer's group holds. Several slots follow the buffer if
         calls on it overlapped. The one with the most of the call's text is chosen.
         """
+        num_expected = prompt_length + len(after)
+        self._make_room(num_expected)
         idle = [slot for slot in self._slots if not slot.busy]
         if not idle:
             return None
+        idle = [slot for slot in idle if slot.index < self._room] or idle
         following = [slot for slot in idle if slot.follows(buffer)]
         if len(following) > 1:
             slot = max(following, key=lambda slot: _num_held(slot, buffer, prompt_length, after))
         else:
             slot = following[0] if following else self._claim(buffer, idle)
         self._clock += 1
-        slot.busy, slot.last_used = True, self._clock
+        slot.busy, slot.last_used, slot.num_expected = True, self._clock, num_expected
         return slot
+
+    def has_room(self, length: int) -> bool:
+        """Whether a text of this length fits into the memory beside those of the busy slots."""
+        self._make_room(length)
+        return sum(slot.busy for slot in self._slots) < self._room
+
+    def _make_room(self, length: int = 0) -> None:
+        """Set how many slots fit into the memory if one has this length, and drop idle ones beyond that number.
+
+        All slots have the size of the longest one. If too few fit for another text, idle slots that are longer than all
+        busy ones are dropped, too.
+        """
+        cache = self.model.cache
+        if cache.max_positions is None:
+            return
+        busy = [slot for slot in self._slots if slot.busy]
+        lengths = [max(slot.num_expected, len(slot.ids), self.model.cache_length(slot.index)) for slot in busy]
+        longest = max(length, *lengths, 0)
+        capacity, least = cache.capacity_for(longest), max(FIRST_CAPACITY, 2 * longest)
+        if least < cache.capacity and cache.max_positions // capacity <= len(busy):
+            capacity = least
+        room = max(MIN_SLOTS, cache.max_positions // capacity)
+        keep, capacity = max(room, len(busy)), min(capacity, cache.capacity)
+        if keep < cache.num_slots or capacity < cache.capacity:
+            for slot in self._slots:
+                if not slot.busy and len(slot.ids) > capacity:
+                    self._clear(slot)
+            for index, slot in enumerate(sorted(self._slots, key=_keeping_order)[:keep]):
+                if slot.busy or slot.ids:
+                    self._move(slot, index)
+            for slot in self._slots[keep:]:
+                self._clear(slot)
+            cache.shrink(keep, capacity)
+        self._room = min(room, len(self._slots))
+
+    def _move(self, slot: Slot, index: int) -> None:
+        """Exchange a slot with the one that has this index."""
+        if slot.index != index:
+            self.model.cache.swap_slots(slot.index, index)
+            other = self._slots[index]
+            self._slots[index], self._slots[slot.index] = slot, other
+            other.index, slot.index = slot.index, index
 
     def _claim(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
         """Make an idle slot follow a buffer that no idle slot follows, and return it."""
@@ -103,21 +153,24 @@ class SlotTable:
         """
         if self.model.reads_slots:
             return
+        cache = self.model.cache
+        if cache.max_positions is not None and cache.num_slots * cache.capacity > cache.max_positions:
+            self._make_room()
         first = Counter(slot.index - offset for offset, slot in enumerate(slots)).most_common(1)[0][0]
-        first = min(max(first, 0), len(self._slots) - len(slots))
+        end = max(self._room, *(slot.index + 1 for slot in slots))
+        first = min(max(first, 0), end - len(slots))
         for index, slot in enumerate(slots, first):
-            if slot.index != index:
-                self.model.cache.swap_slots(slot.index, index)
-                other = self._slots[index]
-                self._slots[index], self._slots[slot.index] = slot, other
-                other.index, slot.index = slot.index, index
+            self._move(slot, index)
 
     def forget(self) -> None:
         """Drop the contents of idle slots."""
         for slot in self._slots:
             if not slot.busy:
-                self.model.rollback(slot.index, 0)
-                slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
+                self._clear(slot)
+
+    def _clear(self, slot: Slot) -> None:
+        self.model.rollback(slot.index, 0)
+        slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
     def unread(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()) -> list[int]:
         """Return which ids of a call's text the slot has not read; always includes the last one.
@@ -169,3 +222,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:
     """Sort slots without a live text first, then by last use, then by index, since a new slot costs memory."""
     return slot.wanted, slot.last_used, slot.index
+
+
+def _keeping_order(slot: Slot) -> tuple[bool, bool, int]:
+    """Sort busy slots first, then those with a live text, then by last use."""
+    return not slot.busy, not slot.wanted, slot.index if slot.busy else -slot.last_used

@@ -67,6 +67,7 @@ class Retokenized(Drafter):
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves each row's last id, which `propose` reads."""
         found = [self._row(row) for row in dict.fromkeys(rows)]
+        self._table.pack([each.slot for each in found])
         for each in found:
             each.unread = self._table.unread(each.slot, each.committed, each.num_committed, each.after)
         longest = self._model.max_context

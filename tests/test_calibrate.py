@@ -123,7 +123,8 @@ def test_settings_are_found_by_policy_models_and_temperature(
     shipped = settings_of(given, pair)
     assert [each.temperature for each in shipped] == [0.0, 0.6]
     warmer = own.model_copy(update={"temperature": 0.3})
-    for each in own, warmer:
+    removed = own.model_copy(update={"temperature": 0.4, "thresholds": {"rating.short": 9.0}})
+    for each in own, warmer, removed:  # the last one is for a question that judges no longer ask
         assert store(each, "two-level", pair).is_relative_to(tmp_path)
     assert settings_of(given, pair) == [own, warmer, shipped[1]], "those of the user count first"
     taken = {each: setting_at(settings_of(given, pair), each) for each in (0.0, 0.2, 0.4, 2.0)}

@@ -58,7 +58,6 @@ class PublishedProcedure:
     def __post_init__(self) -> None:
         self._client = httpx.Client(timeout=max(self.target.timeout, self.draft.timeout))
         self.forget()
-        self._rating = RATING_PROMPT
 
     def forget(self) -> None:
         """Change the cache salt, so that later calls reuse no cached prefix of earlier ones."""
@@ -94,8 +93,8 @@ class PublishedProcedure:
         messages = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": THINK_OPEN + DELIMITER.join(steps)},
-            {"role": "user", "content": self._rating.user},
-            {"role": "assistant", "content": self._rating.prefill},
+            {"role": "user", "content": RATING_PROMPT.user},
+            {"role": "assistant", "content": RATING_PROMPT.prefill},
         ]
         fields = {"messages": messages, "max_tokens": 1, "temperature": 0.0}
         answer = self._asked(self.target, fields | {"logprobs": True, "top_logprobs": NUM_LOGPROBS})

@@ -14,7 +14,19 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any, NamedTuple
 
-from evals.bench import agent_runs, conversation, distance, engines, exactness, kinds, lab, on_vllm, overhead, servers
+from evals.bench import (
+    agent_runs,
+    conversation,
+    distance,
+    engines,
+    exactness,
+    kinds,
+    lab,
+    on_vllm,
+    overhead,
+    reward_head,
+    servers,
+)
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
 from evals.bench.loads import loads_block
@@ -106,6 +118,7 @@ MEASURED: Mapping[str, Measured] = {
     "kinds": Measured(kinds.Kinds, kinds.HEADS, kinds.rows_of, kinds.in_words, has_intervals=False),
     "lab": Measured(lab.Findings, ("temperature", *lab.SHOWN), lab.rows_of, lab.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
+    "reward": Measured(reward_head.RewardHead, reward_head.HEADS, reward_head.rows_of, reward_head.in_words),
     "servers": Measured(
         servers.Servers,
         servers.HEADS,
@@ -126,6 +139,7 @@ PAGES = {
     "engines": "docs/engines.md",
     "judges": "docs/judges.md",
     "kinds": "docs/thresholds.md",
+    "reward": "docs/judges.md",
     "servers": "docs/servers.md",
     "vllm": "docs/servers.md",
 }

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from evals.training.reward import fit, scores_on_others, states_after, write_head
+from evals.training.reward import FOLDS, fit, scores_on_others, states_after, write_head
 from stepspec.base.files import file_hash
 from stepspec.cli.output import JsonOption, finish
 from stepspec.errors import UsageError
@@ -35,6 +35,20 @@ class RewardHead(Conditions):
     """Area under the ROC on problems that were not trained on."""
     interval: tuple[float, float]
     """Over problems."""
+
+
+HEADS = ("judge", "steps", "area")
+
+
+def rows_of(found: RewardHead) -> list[list[str]]:
+    """Return the row of a table."""
+    low, high = found.interval
+    return [["reward", f"{found.num_steps:,}", f"{found.area:.2f} [{low:.2f}, {high:.2f}]"]]
+
+
+def in_words(found: RewardHead) -> str:
+    """Return what the area is of."""
+    return f"on the problems that were not trained on, in {FOLDS} folds of {found.num_problems} problems"
 
 
 def main(
@@ -63,5 +77,4 @@ def main(
         area=area.value,
         interval=area.interval,
     )
-    low, high = found.interval
-    finish([f"Area under the ROC on other problems: {found.area:.2f} [{low:.2f}, {high:.2f}]."], found, json_file)
+    finish([f"Area under the ROC {in_words(found)}: {rows_of(found)[0][-1]}."], found, json_file)

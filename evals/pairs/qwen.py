@@ -15,7 +15,8 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepspec.api.pairs import QWEN, SourceFile
+from evals.pairs.reward import HEAD, write_reward_model
+from stepspec.api.pairs import QWEN, SourceFile, find_pair
 from stepspec.base.files import file_hash, require_space
 from stepspec.errors import StepSpecError
 
@@ -91,7 +92,10 @@ def main() -> None:
     except StepSpecError as error:
         sys.exit(str(error))
     command = [sys.executable, "-m", "stepspec", "pair", "build", "qwen"]
-    sys.exit(subprocess.run([*command, *(part for file in files for part in ("--gguf", str(file)))]).returncode)
+    if code := subprocess.run([*command, *(part for file in files for part in ("--gguf", str(file)))]).returncode:
+        sys.exit(code)
+    write_reward_model(find_pair("qwen") / "target", HEAD, FOLDER / "reward")
+    print(f"Wrote the reward model of the policy rsd: --judge reward=torch:{FOLDER / 'reward'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

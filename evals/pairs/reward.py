@@ -6,6 +6,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+HEAD = Path(__file__).with_name("qwen-reward.safetensors")
+"""Head for the target of `qwen`, trained on `evals/data/qwen-steps.jsonl.gz` by `python -m evals.bench reward_head`."""
 WEIGHTS = "model.safetensors"
 
 

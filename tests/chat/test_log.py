@@ -201,9 +201,11 @@ def test_time_in_the_queue_is_that_of_the_service_in_responses_log_and_metrics(
     pair = Pair(Waiting(following_pair().target.tokenizer, "target", delay_s=0.3), None)  # type: ignore[arg-type]
     body = {"messages": [{"role": "user", "content": "How many?"}], "n": num_answers, "stream": True}
     settings = Settings(limits=ServiceLimits(max_running=1))
-    with running(pair, settings) as (_, port), ThreadPoolExecutor(2) as threads:
+    with running(pair, settings) as (_, port), ThreadPoolExecutor(1) as threads:
         url = f"http://127.0.0.1:{port}"
-        answers = [*threads.map(lambda _: httpx.post(f"{url}/v1/chat/completions", json=body), range(2))]
+        first = threads.submit(httpx.post, f"{url}/v1/chat/completions", json=body)
+        time.sleep(0.1)  # else the second one's slow session holds up the first one in the queue
+        answers = [httpx.post(f"{url}/v1/chat/completions", json=body), first.result()]
         (total,) = re.findall(r"^stepspec_queue_seconds_sum\S* (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
     found = [
         chunk["metrics"]
@@ -213,7 +215,7 @@ def test_time_in_the_queue_is_that_of_the_service_in_responses_log_and_metrics(
     ]
     queued = sorted(each["queue_time_ms"] / 1000 for each in found)
     assert len(queued) == 2 * num_answers
-    assert queued[0] < 0.02, "a request that no other one precedes waits for the engine and for nothing else"
+    assert queued[0] < 0.045, "a request that no other one precedes waits for the engine and for nothing else"
     assert queued[1] >= 0.1
     assert sum(queued) == pytest.approx(float(total), abs=1e-6)
     assert all(min(each["stepspec"]["times"][name] for name in ("engine_wait", "controller")) >= 0.05 for each in found)

@@ -119,10 +119,10 @@ def lab_population(file: Path) -> Population:
     under all settings.
 
     Raises:
-        UsageError: there is no such problem.
+        UsageError: there is no such problem, or the file has other rows.
     """
     right: dict[str, dict[tuple[float, str], float]] = {}
-    for row in lab.read_rows(file):
+    for row in lab.finished_rows(file):
         right.setdefault(row.setting, {})[row.temperature, row.problem] = row.status == "correct"
     finished = sorted(key for key in right.get(BASELINE, {}) if all(key in found for found in right.values()))
     if not finished or len(right) < 2:

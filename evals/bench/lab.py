@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
-from pydantic import Field, Strict
+from pydantic import Field, Strict, ValidationError
 from rich.table import Table
 from torch import Tensor
 
@@ -46,6 +46,7 @@ from stepspec.evaluation.benchmark import FileData, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, Conditions, Record
+from stepspec.evaluation.run import data as data_files
 from stepspec.evaluation.run import load_benchmark, load_problems
 from stepspec.evaluation.run.problem_reader import EvalProblem
 from stepspec.evaluation.stats import Paired
@@ -361,6 +362,18 @@ def read_rows(file: Path) -> list[Row]:
     return [*map(Row.model_validate_json, complete_lines(file))]
 
 
+def finished_rows(file: Path) -> list[Row]:
+    """Return the rows of a file that no run continues. It may be gzipped.
+
+    Raises:
+        UsageError: the file has no such rows.
+    """
+    try:
+        return [Row.model_validate(row.fields) for row in data_files.read_rows(file)]
+    except ValidationError as error:
+        raise UsageError(f"{file} has other rows than `python -m evals.bench lab` writes.") from error
+
+
 class Figures(Record):
     """A setting on the problems that the target has too. Relaxed and refused tokens are shares of all."""
 
@@ -588,7 +601,7 @@ def main(
                 output.flush()
                 num_tokens += len(text.out)
                 meter.show(f"{num_tokens / (time.perf_counter() - since):.1f} tokens/s", number, len(texts))
-    found = all_figures(read_rows(file))
+    found = all_figures(read_rows(file) if rows else finished_rows(file))
     outputs = list[Table | str]()
     for at in dict.fromkeys(each.temperature for each in found):
         own = [each for each in found if each.temperature == at]

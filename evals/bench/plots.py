@@ -3,7 +3,6 @@
 # pyright: reportUnknownMemberType=false
 # matplotlib's functions are typed in part only.
 
-import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -48,8 +47,7 @@ def images(root: Path) -> dict[Path, str]:
     for file in sorted((results / "conversation").glob("*.json")):
         found = Conversations.model_validate_json(file.read_text("utf-8"))
         plots[f"context-{file.stem}"] = speed_by_context(found)
-    lines = gzip.decompress((results / "lab" / "qwen-rows.jsonl.gz").read_bytes()).splitlines()
-    plots["speed-by-cost"] = speed_by_cost([lab.Row.model_validate_json(line) for line in lines])
+    plots["speed-by-cost"] = speed_by_cost(lab.finished_rows(results / "lab" / "qwen-rows.jsonl.gz"))
     return {root / PLOTS / f"{name}.svg": plot.image() for name, plot in plots.items()}
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from stepspec.api.models import Pair
+from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import ResultRow
@@ -15,8 +16,14 @@ from stepspec.evaluation.runs import iter_rows
 
 
 def complete_lines(file: Path) -> list[bytes]:
-    """Return the lines of a file, if there is one, and remove an incomplete last line."""
+    """Return the lines of a file of JSON objects, if there is one, and remove an incomplete last line.
+
+    Raises:
+        UsageError: the file is another one, which stays as it is.
+    """
     content = file.read_bytes() if file.exists() else b""
+    if content and not content.startswith(b"{"):
+        raise UsageError(f"{file} exists and is not a file of this command. Name another file.")
     complete = content[: content.rfind(b"\n") + 1]
     if complete != content:
         file.write_bytes(complete)

@@ -1,5 +1,6 @@
 """`python -m evals.bench lab`: what its rules keep, refuse and write again, and what its report derives from that."""
 
+import gzip
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,13 @@ def test_rows_are_a_population_for_simulated_certificates(tmp_path: Path) -> Non
     lines, file = [each.model_dump_json(exclude_defaults=True) + "\n" for each in rows], tmp_path / "rows.jsonl"
     file.write_text("".join(lines))
     assert lab_population(file).losses.tolist() == [[1, 1, 0, 0]]
+    packed = tmp_path / "rows.jsonl.gz"
+    packed.write_bytes(before := gzip.compress(file.read_bytes()))
+    assert lab_population(packed).losses.tolist() == [[1, 1, 0, 0]]
+    assert packed.read_bytes() == before
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(UsageError, match="has other rows than"):
+        lab_population(file)
     file.write_text(lines[-1])
     with pytest.raises(UsageError, match="no problem that finished under the target and another setting"):
         lab_population(file)
@@ -268,6 +276,14 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     assert report.exists()
     assert "front at c = 0.06" in done.stdout
     assert "Give --rows" in bench("lab").stderr
+
+
+def test_a_file_that_is_not_of_rows_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("one\ntwo")
+    with pytest.raises(UsageError, match=r"notes\.txt exists and is not a file of this command"):
+        read_rows(file)
+    assert file.read_text() == "one\ntwo"
 
 
 def test_settings_are_chosen_by_name() -> None:

@@ -48,7 +48,7 @@ def rows_of(found: RewardHead) -> list[list[str]]:
 
 def in_words(found: RewardHead) -> str:
     """Return what the area is of."""
-    return f"on the problems that were not trained on, in {FOLDS} folds of {found.num_problems} problems"
+    return f"Area under the ROC on problems that were not trained on, in {FOLDS} folds of {found.num_problems} problems"
 
 
 def main(
@@ -77,4 +77,4 @@ def main(
         area=area.value,
         interval=area.interval,
     )
-    finish([f"Area under the ROC {in_words(found)}: {rows_of(found)[0][-1]}."], found, json_file)
+    finish([f"{in_words(found)}: {rows_of(found)[0][-1]}."], found, json_file)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from judge_folders import fitted_reward, judge_folders, right_and_wrong
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
+from evals.pairs.reward import write_reward_model
 from evals.training.gsm_mini import load_split
 from stepspec import Policy, StepSpec, load_pair, load_policy
 from stepspec.cli.options import judge_specs
@@ -19,6 +21,7 @@ from stepspec.engines.torch_engine.judge import TorchJudge
 from stepspec.errors import ContextError, ModelError, UsageError
 from stepspec.langchain import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
+from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +62,14 @@ async def test_a_reward_is_the_model_s_own_whatever_was_read_before(
             hidden = network.model(torch.tensor([ids])).last_hidden_state[0, -1]
             expected = float(network.score(hidden).sigmoid())
         assert await reward.reward(QUESTION, steps) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_head_of_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for name, shape in (("score.weight", (1, 7)), ("other", (1, 64))):
+        save_file({name: torch.zeros(shape)}, tmp_path / "head.safetensors")
+        with pytest.raises(UsageError, match=r"needs a tensor score\.weight of shape \[1, \d+\]"):
+            write_reward_model(WEIGHTS / "target", tmp_path / "head.safetensors", tmp_path / "reward")
+    assert not (tmp_path / "reward").exists()
 
 
 async def test_a_reward_reads_only_what_is_new(reward: TorchJudge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ import typer
 from numpy.typing import NDArray
 
 from evals.bench import lab
+from evals.bench.rows import finished_rows
 from stepspec.cli.output import JsonOption, write_results
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate.fixed_sequence import LossLimits, status_of
@@ -122,7 +123,7 @@ def lab_population(file: Path) -> Population:
         UsageError: there is no such problem, or the file has other rows.
     """
     right: dict[str, dict[tuple[float, str], float]] = {}
-    for row in lab.finished_rows(file):
+    for row in finished_rows(file, lab.Row):
         right.setdefault(row.setting, {})[row.temperature, row.problem] = row.status == "correct"
     finished = sorted(key for key in right.get(BASELINE, {}) if all(key in found for found in right.values()))
     if not finished or len(right) < 2:
@@ -267,7 +268,7 @@ def cells(population: Population, simulations: int = SIMULATIONS) -> Iterator[Ce
             workers.submit(cell, with_repeats(population, 1), limit, RULES_ACCURACY, simulations)
             for cell, limit in product((switched, several), LIMITS)
         ]
-        tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
+        tasks += [workers.submit(power, *each, max(1, simulations // 10)) for each in product(CHANGED, POWER_SIZES)]
         for task in tasks:
             yield task.result()
 
@@ -312,6 +313,8 @@ def main(
     json_file: JsonOption = None,
 ) -> None:
     """Measure how often calibrations certify a policy."""
+    if not run.exists():
+        raise UsageError(f"There is no {run}.")
     population = lab_population(run) if run.is_file() else read_population(run)
     found: list[Cell] = []
     for cell in cells(population, simulations):

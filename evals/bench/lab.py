@@ -26,11 +26,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
-from pydantic import Field, Strict, ValidationError
+from pydantic import Field, Strict
 from rich.table import Table
 from torch import Tensor
 
-from evals.bench.rows import complete_lines
+from evals.bench.rows import finished_rows, stored_rows
 from evals.bench.speed import UNKNOWN, cells_table
 from stepspec.api.pairs import QWEN_NAME, find_pair
 from stepspec.base.file_model import FileModel, Version, load_toml
@@ -46,7 +46,6 @@ from stepspec.evaluation.benchmark import FileData, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import conditions
 from stepspec.evaluation.records import BASELINE, Conditions, Record
-from stepspec.evaluation.run import data as data_files
 from stepspec.evaluation.run import load_benchmark, load_problems
 from stepspec.evaluation.run.problem_reader import EvalProblem
 from stepspec.evaluation.stats import Paired
@@ -357,23 +356,6 @@ class Lockstep:
                 model.cache.copy_slot(len(self.texts), index, last.num_read)
 
 
-def read_rows(file: Path) -> list[Row]:
-    """Return the rows of a file, if there is one, and remove an incomplete last line."""
-    return [*map(Row.model_validate_json, complete_lines(file))]
-
-
-def finished_rows(file: Path) -> list[Row]:
-    """Return the rows of a file that no run continues. It may be gzipped.
-
-    Raises:
-        UsageError: the file has no such rows.
-    """
-    try:
-        return [Row.model_validate(row.fields) for row in data_files.read_rows(file)]
-    except ValidationError as error:
-        raise UsageError(f"{file} has other rows than `python -m evals.bench lab` writes.") from error
-
-
 class Figures(Record):
     """A setting on the problems that the target has too. Relaxed and refused tokens are shares of all."""
 
@@ -583,7 +565,7 @@ def main(
         folder, options = find_pair(pair), "?quantize=int8" if pair == QWEN_NAME else ""
         target, draft = (TorchEngine.load(f"{folder / role}{options}") for role in ("target", "draft"))
         prompts = [encode_request(target.tokenizer, asked(loaded, problem.question)) for problem in problems]
-        stored = {(row.temperature, row.problem, row.setting, row.how) for row in read_rows(file)}
+        stored = {(row.temperature, row.problem, row.setting, row.how) for row in stored_rows(file, Row)}
         texts = [
             Text(problem, name, how, each, prompt, target.tokenizer)
             for each, (problem, prompt), (name, how) in product(
@@ -601,7 +583,7 @@ def main(
                 output.flush()
                 num_tokens += len(text.out)
                 meter.show(f"{num_tokens / (time.perf_counter() - since):.1f} tokens/s", number, len(texts))
-    found = all_figures(read_rows(file) if rows else finished_rows(file))
+    found = all_figures(finished_rows(file, Row))
     outputs = list[Table | str]()
     for at in dict.fromkeys(each.temperature for each in found):
         own = [each for each in found if each.temperature == at]

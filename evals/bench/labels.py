@@ -22,7 +22,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from evals.bench.rows import complete_lines
+from evals.bench.rows import stored_rows
 from stepspec.api.models import Pair, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.cli.options import PairOption
@@ -42,7 +42,7 @@ from stepspec.engines.protocol import (
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import FileData, asked
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.judge_bench import LabelledSolution, read_labelled_steps
+from stepspec.evaluation.judge_bench import LabelledSolution
 from stepspec.evaluation.run import EvalProblem, load_benchmark, load_problems
 
 TEMPERATURE = 0.7
@@ -170,11 +170,6 @@ async def label_all(
     await side_by_side(*(work() for _ in range(num_problems)))
 
 
-def stored_solutions(file: Path) -> list[LabelledSolution]:
-    """Return the solutions of a file, if there is one, and remove an incomplete last line."""
-    return read_labelled_steps(file) if complete_lines(file) else []
-
-
 def main(
     file: Annotated[Path, typer.Argument(help="File of labelled steps, which a run continues.")],
     pair: PairOption = None,
@@ -193,7 +188,7 @@ def main(
         loaded = loaded.model_copy(update={"data": FileData(kind="file", answer_from="hashes")})
     problems = load_problems(loaded, data, limit).problems
     questions = [(asked(loaded, each.question), each) for each in problems]
-    stored = {(each.question, each.source) for each in stored_solutions(file)}
+    stored = {(each.question, each.source) for each in stored_rows(file, LabelledSolution)}
     models, together = load_pair(pair=pair, notes=False), max(1, batch // (2 * rollouts))
     with (
         Grading(loaded.grader, last_number=loaded.last_number) as grading,

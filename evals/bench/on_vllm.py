@@ -24,7 +24,7 @@ import numpy as np
 import typer
 
 from evals.bench.published import PublishedProcedure
-from evals.bench.rows import complete_lines
+from evals.bench.rows import stored_rows
 from evals.bench.service.process import healthy
 from evals.bench.service.vllm_servers import PYTHON, VARIABLES, plugin_folder, server_command, vllm_versions
 from evals.bench.speed import UNKNOWN, cells_table, with_interval
@@ -247,7 +247,7 @@ class Plan:
 
     def stored(self, file: Path) -> list[Row]:
         """Return the rows of a file that were measured with these settings."""
-        rows = map(Row.model_validate_json, complete_lines(file))
+        rows = stored_rows(file, Row)
         return [row for row in rows if (row.num_drafted, row.max_tokens) == (self.num_drafted, self.max_tokens)]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from evals.bench import lab
 from evals.bench.conversation import Conversations, range_in_words
 from evals.bench.results import read_results
+from evals.bench.rows import finished_rows
 from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas, colour
@@ -47,7 +48,7 @@ def images(root: Path) -> dict[Path, str]:
     for file in sorted((results / "conversation").glob("*.json")):
         found = Conversations.model_validate_json(file.read_text("utf-8"))
         plots[f"context-{file.stem}"] = speed_by_context(found)
-    plots["speed-by-cost"] = speed_by_cost(lab.finished_rows(results / "lab" / "qwen-rows.jsonl.gz"))
+    plots["speed-by-cost"] = speed_by_cost(finished_rows(results / "lab" / "qwen-rows.jsonl.gz", lab.Row))
     return {root / PLOTS / f"{name}.svg": plot.image() for name, plot in plots.items()}
 
 

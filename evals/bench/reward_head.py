@@ -58,6 +58,10 @@ def main(
     json_file: JsonOption = None,
 ) -> None:
     """Train a reward head on labelled steps, and say how well it separates right steps from wrong ones."""
+    if not (model / "config.json").is_file():
+        raise UsageError(f"{model} is not the folder of a model: it has no config.json.")
+    if not output.parent.is_dir():
+        raise UsageError(f"There is no folder {output.parent} for {output.name}.")
     solutions, about = read_labelled_steps(data), conditions()
     questions = [each.question for each in solutions for _ in each.judged]
     numbers = {question: number for number, question in enumerate(dict.fromkeys(questions))}

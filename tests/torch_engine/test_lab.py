@@ -35,8 +35,8 @@ from evals.bench.lab import (
     fronts,
     num_rounds,
     positions,
-    read_rows,
 )
+from evals.bench.rows import finished_rows, stored_rows
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.run.problem_reader import EvalProblem
@@ -265,11 +265,11 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     command = ["lab", "--pair", "embedded", "--benchmark", "gsm-mini", "--skip", "3", "--limit", "2", "--tokens", "24"]
     command += ["--settings", "target,ratio-0.1", "--temperature", "0", "--temperature", "0.6", "--rows"]
     assert (done := bench(*command, file)).returncode == 0, done.stderr
-    before = {(each.problem, each.setting, each.temperature): each for each in read_rows(file)}
+    before = {(each.problem, each.setting, each.temperature): each for each in stored_rows(file, Row)}
     assert len(before) == 8
     file.write_bytes(file.read_bytes()[:-9])
     assert (done := bench(*command, file)).returncode == 0, done.stderr
-    after = read_rows(file)
+    after = stored_rows(file, Row)
     assert len(after) == 8
     assert {(each.problem, each.setting, each.temperature): each for each in after} == before
     assert (done := bench("lab", "--report", file, "--json", report)).returncode == 0, done.stderr
@@ -278,12 +278,24 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path: Path) -> None:
     assert "Give --rows" in bench("lab").stderr
 
 
-def test_a_file_that_is_not_of_rows_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["one\ntwo", '{\n  "a": 1\n}', '{"a": 1}', '{"a": 1}\n'])
+def test_a_file_without_rows_is_refused_and_stays_as_it_is(content: str, tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
-    file.write_text("one\ntwo")
-    with pytest.raises(UsageError, match=r"notes\.txt exists and is not a file of this command"):
-        read_rows(file)
-    assert file.read_text() == "one\ntwo"
+    file.write_text(content)
+    for read in (stored_rows, finished_rows):
+        with pytest.raises(UsageError, match=r"notes\.txt has "):
+            read(file, Row)
+    assert file.read_text() == content
+
+
+def test_only_a_run_that_goes_on_removes_an_incomplete_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.txt"
+    whole = row(1, "a", "aa").model_dump_json(exclude_defaults=True) + "\n"
+    file.write_text(whole + whole[:9])
+    assert len(finished_rows(file, Row)) == 1
+    assert file.read_text() == whole + whole[:9]
+    assert len(stored_rows(file, Row)) == 1
+    assert file.read_text() == whole
 
 
 def test_settings_are_chosen_by_name() -> None:

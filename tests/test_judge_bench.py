@@ -23,7 +23,7 @@ from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation import judge_bench as bench
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.judge_bench import JudgeFigures, Judgement, LabelledSolution, read_labelled_steps
+from stepspec.evaluation.judge_bench import JudgeFigures, Judgment, LabelledSolution, read_labelled_steps
 from stepspec.evaluation.run import EvalProblem
 from stepspec.loop.judge import Decision, Evidence, Judge
 from stepspec.loop.policy import Policy
@@ -99,7 +99,7 @@ def test_the_figures_of_known_judges(pair: Pair, tmp_path: Path) -> None:
     ways = ("label", "opposite", "same", "some")
     judges = {how: Scripted.model_validate({"how": how}) for how in ways}
     solutions = [solution([True, True, False], number) for number in range(30)]
-    found, _ = judged(pair, judges, solutions, tmp_path / "judgements.jsonl")
+    found, _ = judged(pair, judges, solutions, tmp_path / "judgments.jsonl")
     assert [found[how].area for how in ways] == [1.0, 0.0, 0.5, None]
     assert [found[how].num_scored for how in ways] == [90, 90, 90, 30]
     assert [found[how].brier for how in ways] == pytest.approx([0.0, 1.0, 0.25, 0.0])
@@ -123,7 +123,7 @@ def about() -> dict[str, Any]:
 
 def test_labels_may_be_probabilities_and_bound_the_area(pair: Pair, tmp_path: Path) -> None:
     solutions = [solution([0.75, 0.5, 0.25], number) for number in range(30)]
-    found, _ = judged(pair, {"label": Scripted()}, solutions, tmp_path / "judgements.jsonl")
+    found, _ = judged(pair, {"label": Scripted()}, solutions, tmp_path / "judgments.jsonl")
     whole = bench.judge_bench({**about(), "judges": [*found.values()]}, solutions)
     assert found["label"].area == whole.best_area == pytest.approx(0.722, abs=1e-3)
     assert found["label"].brier == pytest.approx((2 * 0.1875 + 0.25) / 3)
@@ -134,12 +134,12 @@ def test_labels_may_be_probabilities_and_bound_the_area(pair: Pair, tmp_path: Pa
 def test_steps_after_the_first_wrong_one_are_not_judged(pair: Pair, tmp_path: Path) -> None:
     Scripted.seen.clear()
     solutions = [solution([True, False, True]), solution([0.5, 0.0, 0.5]), solution([True], steps=["1 a", "1 b"])]
-    judged(pair, {"label": Scripted()}, solutions, tmp_path / "judgements.jsonl")
+    judged(pair, {"label": Scripted()}, solutions, tmp_path / "judgments.jsonl")
     assert Scripted.seen == ["1 0", "0 1", "0.5 0", "0 1", "1 a"]
 
 
-def test_a_stopped_run_continues_after_the_last_judgement(pair: Pair, tmp_path: Path) -> None:
-    file, judges = tmp_path / "new" / "judgements.jsonl", {"label": Scripted(), "same": Scripted(how="same")}
+def test_a_stopped_run_continues_after_the_last_judgment(pair: Pair, tmp_path: Path) -> None:
+    file, judges = tmp_path / "new" / "judgments.jsonl", {"label": Scripted(), "same": Scripted(how="same")}
     solutions = [solution([True, True, False], number) for number in range(4)]
 
     def stop(_: None, done: int, total: int) -> None:
@@ -160,9 +160,9 @@ def test_a_stopped_run_continues_after_the_last_judgement(pair: Pair, tmp_path: 
     assert again == found
 
 
-def test_judgements_are_of_one_judge_and_one_step(pair: Pair, tmp_path: Path) -> None:
-    """Other settings, other steps before it or another question make another judgement, and another threshold none."""
-    file = tmp_path / "judgements.jsonl"
+def test_judgments_are_of_one_judge_and_one_step(pair: Pair, tmp_path: Path) -> None:
+    """Other settings, other steps before it or another question make another judgment, and another threshold none."""
+    file = tmp_path / "judgments.jsonl"
     likelihood = policy_of(JUDGES[0]).judges[0]
     first = LabelledSolution(question=QUESTION, steps=STEPS, labels=[1, 1, 1], source="a test")
 
@@ -178,7 +178,7 @@ def test_judgements_are_of_one_judge_and_one_step(pair: Pair, tmp_path: Path) ->
 
 
 def test_a_judge_that_fails_is_asked_again_by_the_next_run(pair: Pair, tmp_path: Path) -> None:
-    file, solutions = tmp_path / "judgements.jsonl", [solution([True, False])]
+    file, solutions = tmp_path / "judgments.jsonl", [solution([True, False])]
     found, errors = judged(pair, {"fails": Scripted(how="fails")}, solutions, file)
     assert errors == {"fails": "not able to judge some steps. The last error: RuntimeError: no such step"}
     assert (found["fails"].num_steps, found["fails"].why) == (0, "no step has a score")
@@ -202,9 +202,9 @@ def test_scores_are_those_of_a_request(pair: Pair, tmp_path: Path) -> None:
     labelled = LabelledSolution.model_validate(about | {"steps": [step.text for step in written]})
     judges, notes = bench.choose_judges({"all": policy}, pair, [labelled])
     assert notes == {}
-    judged(pair, judges, [labelled], tmp_path / "judgements.jsonl")
-    lines = (tmp_path / "judgements.jsonl").read_text().split()
-    found = [Judgement.model_validate_json(line) for line in lines]
+    judged(pair, judges, [labelled], tmp_path / "judgments.jsonl")
+    lines = (tmp_path / "judgments.jsonl").read_text().split()
+    found = [Judgment.model_validate_json(line) for line in lines]
     for index, step in enumerate(written):
         own_scores = {each.judge: each.score for each in found[index * len(judges) : (index + 1) * len(judges)]}
         assert own_scores.keys() == step.scores.keys()
@@ -239,16 +239,16 @@ def test_the_command_writes_table_plot_csv_and_json(tmp_path: Path) -> None:
     assert [*rows[0]] == [*bench.HEADS, "area low", "area high"]
     assert [float(row["area"]) for row in rows] == pytest.approx([each.area for each in stored.judges])
     seconds = [(each.ms or 0) / 1000 for each in stored.judges]
-    assert [float(row["a judgement"]) for row in rows] == pytest.approx(seconds)
+    assert [float(row["a judgment"]) for row in rows] == pytest.approx(seconds)
     assert [float(row["wrong in the best half"]) for row in rows] == [each.risks[50] for each in stored.judges]
     assert "1.5 of the problems have a bad outcome, and an interval needs at least 20." in found.output
     assert all(f">{each.judge}<" in (tmp_path / "out" / "judges.svg").read_text() for each in stored.judges)
-    lines_before = (tmp_path / "out" / "judgements.jsonl").read_text().split()
+    lines_before = (tmp_path / "out" / "judgments.jsonl").read_text().split()
     assert invoke(data, "--output", tmp_path / "out").exit_code == 0
-    assert (tmp_path / "out" / "judgements.jsonl").read_text().split() == lines_before
+    assert (tmp_path / "out" / "judgments.jsonl").read_text().split() == lines_before
     found = invoke(data, "--output", tmp_path / "other", "--csv", tmp_path / "j.csv", "--plots", tmp_path / "plots")
     assert found.exit_code == 0, found.output
-    assert {file.name for file in (tmp_path / "other").iterdir()} == {"judges.json", "judgements.jsonl"}
+    assert {file.name for file in (tmp_path / "other").iterdir()} == {"judges.json", "judgments.jsonl"}
     assert [file.name for file in (tmp_path / "plots").iterdir()] == ["judges.svg"]
     assert (tmp_path / "j.csv").read_text().splitlines()[0].startswith("judge,steps,area,Brier score,risk area,")
 

@@ -76,7 +76,7 @@ def _judged_in_words(found: judge_bench.JudgeBench) -> str:
     return f"{judge_bench.in_words(found)}; {models_in_words(found.engines)}"
 
 
-JUDGE_HEADS = ("judge", "steps", "area", "wrong in the best half", "a judgement")
+JUDGE_HEADS = ("judge", "steps", "area", "wrong in the best half", "a judgment")
 
 
 def _judge_rows(found: judge_bench.JudgeBench) -> list[list[str]]:

@@ -32,7 +32,7 @@ class Stage:
     hard: float = 0.0  # share of sequences whose problem is the hardest of four
     drills: int = 0  # branches per sequence that practice rare skills
     guided: bool = False  # whether attention heads are trained with attention targets
-    judged: float = 0.0  # share of sequences with judgements
+    judged: float = 0.0  # share of sequences with judgments
     batch: int = 24
     content_weight: float = 3.0  # loss weight of required content relative to words of optional phrasings
     verdict_weight: float = 1.0  # loss weight of judge answers; early ones have a high loss that would dominate

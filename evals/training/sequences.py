@@ -1,4 +1,4 @@
-"""Training sequences: the reasoning of a problem in one voice, with judgements on branches after its steps."""
+"""Training sequences: the reasoning of a problem in one voice, with judgments on branches after its steps."""
 
 import itertools
 import random
@@ -31,7 +31,7 @@ PROPOSED_SHARE = 0.6  # share of judged problems that have steps from the draft
 # Judge questions and their shares. The published rating prompt is four times as long as the short one.
 JUDGEMENT_SHARES = {"short": 0.4, "yes_no": 0.25, "equivalence": 0.22, "specreason": 0.06, "selection": 0.07}
 DRILLED, SUMS = 5, 6  # maximum people, or minimum equations, of a drill
-LONG_ENOUGH = 550  # tokens; longer sequences get no more judgements, because attention is quadratic
+LONG_ENOUGH = 550  # tokens; longer sequences get no more judgments, because attention is quadratic
 VOICES: tuple[Voice, Voice] = ("target", "draft")
 NOT_LEARNED = -100
 
@@ -129,7 +129,7 @@ class SequenceMaker:
             rng: the source of random choices.
             max_level: the maximum number of steps of a problem.
             mixed: whether to mix in steps of the other voice, which are not learned.
-            judged: whether to add judgements of its steps, in any order.
+            judged: whether to add judgments of its steps, in any order.
             drills: the number of branches that practice rare skills: facts about people in any order, and long sums.
             candidates: the number of sampled problems, of which the hardest is used.
         """

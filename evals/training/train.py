@@ -5,9 +5,9 @@ All training data comes from the problem generator. A sequence is a question in 
 
 Training has stages. The target's first stage has few layers and short problems. The slowest skill to learn is finding a
 person's number in the story, and a shallow model learns it several times faster. Later stages add layers on top, which
-contribute nothing at first. The later stages also train judgements: after a step of the trunk, or after a variant of it
+contribute nothing at first. The later stages also train judgments: after a step of the trunk, or after a variant of it
 on a separate branch, the judge's answer is learned. A branch sees itself and the trunk before it, as in the engine's
-`verify`. So one sequence holds a judgement after most of its steps. Judging also has labels at every token: a temporary
+`verify`. So one sequence holds a judgment after most of its steps. Judging also has labels at every token: a temporary
 linear head predicts from each token of a step whether the step is already wrong.
 
 Without help, the target guesses the next number from the order of the story and never learns to look it up by name. So
@@ -145,7 +145,7 @@ def weights_of(batch: dict[str, torch.Tensor], content_weight: float) -> torch.T
 
 
 def totals_of(batches: Sequence[dict[str, torch.Tensor]], content_weight: float) -> dict[str, torch.Tensor]:
-    """Return the total label weight of a batch, by kind of label. The heads train only on batches with judgements."""
+    """Return the total label weight of a batch, by kind of label. The heads train only on batches with judgments."""
     totals: dict[str, torch.Tensor] = {}
     for name in ("targets", "verdicts", *TAPPED_LAYERS):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])

@@ -25,7 +25,7 @@ class Commands(Modules):
         "advise": "Measure on your own prompts whether speculation pays, and write the policy to use.",
         "calibrate": "Find a policy's thresholds for your models, and certify what they may cost in accuracy.",
         "replay": "Estimate the speed of policies from the recorded steps of a run, in seconds and without a model.",
-        "judge-bench": "Measure judges on labelled steps: what their scores say, and what a judgement costs.",
+        "judge-bench": "Measure judges on labelled steps: what their scores say, and what a judgment costs.",
         "eval": "Compare policies on a benchmark: accuracy and speed, with intervals.",
         "report": "Show the results of runs: a table in the terminal, a Markdown file and an HTML page.",
         "compare": "Compare two runs problem by problem: accuracy, speed, and the conditions that differ.",

@@ -39,7 +39,7 @@ def main(
     csv_file: CsvOption = None,
     plots: PlotsOption = None,
 ) -> None:
-    """Measure judges on labelled steps: what their scores say, and what a judgement costs."""
+    """Measure judges on labelled steps: what their scores say, and what a judgment costs."""
     solutions = bench.read_labelled_steps(data)
     policies = {name: each for name, (each, _) in load_policies(policy or list_data_files("policies")).items()}
     wanted = {name for each in policies.values() for name in each.judge_models}
@@ -51,7 +51,7 @@ def main(
     chosen_by_us, output = output is None, output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-judge-bench")
     with resumable(output, chosen_by_us=chosen_by_us), make_meter() as meter:
         meter.begin("steps")
-        judged = bench.judge_steps(models, judges, solutions, output / "judgements.jsonl", meter.show)
+        judged = bench.judge_steps(models, judges, solutions, output / "judgments.jsonl", meter.show)
         figures, errors = asyncio.run(judged)
     found = bench.judge_bench({**about, "judges": figures, "notes": notes | errors}, solutions)
     table = Table(*bench.HEADS)
@@ -61,6 +61,6 @@ def main(
     noted = (f"{name} is {why}" for name, why in found.notes.items())
     show(table, f"{bench.in_words(found)}. Intervals are 95%.", *unknown, *noted)
     write_text(output / "judges.json", found.model_dump_json(indent=2) + "\n")
-    print(f"Stored in {output}: judges.json and judgements.jsonl.")
+    print(f"Stored in {output}: judges.json and judgments.jsonl.")
     write_csv(bench.csv_rows(figures), csv_file or output / "judges.csv")
     write_plots([("judges", risk_plot("judges", {each.judge: each.risks for each in figures}))], plots or output)

@@ -74,7 +74,7 @@ are not requested either: in runner V1, a request for named tokens spoils the to
 """
 
 JUDGING_FIRST = -1
-"""Priority of a judgement. It is one short pass, so it runs before text generation, which has priority 0."""
+"""Priority of a judgment. It is one short pass, so it runs before text generation, which has priority 0."""
 
 DEVICE_SHARE = 0.45
 """Share of the free CUDA memory for one engine's weights and cache. It leaves memory for a second engine."""

@@ -1,6 +1,6 @@
 """Measures judges on labelled steps: how well scores separate right steps from wrong ones, and what they cost.
 
-A judge sees each step as in a request, after the question and the steps before it. Judgements are stored as they are
+A judge sees each step as in a request, after the question and the steps before it. Judgments are stored as they are
 made, so a run that was stopped continues where it stopped.
 """
 
@@ -36,7 +36,7 @@ MIN_CLASS = 20
 """Minimum number of questions with a right step, and with a wrong one, for an interval of an area."""
 SHARES = range(5, 101, 5)
 """Shares of accepted steps, in percent, at which the risk is stored."""
-HEADS = ("judge", "steps", "area", "Brier score", "risk area", "wrong in the best half", "a judgement", "passes")
+HEADS = ("judge", "steps", "area", "Brier score", "risk area", "wrong in the best half", "a judgment", "passes")
 
 
 class LabelledSolution(FileModel):
@@ -83,8 +83,8 @@ def read_labelled_steps(path: Path) -> list[LabelledSolution]:
     return found
 
 
-class Judgement(Record):
-    """A line of the file of judgements."""
+class Judgment(Record):
+    """A line of the file of judgments."""
 
     key: str
     """Hash of models, judge and step."""
@@ -119,7 +119,7 @@ class JudgeFigures(Record):
     risk_area: float | None = None
     """Area under the curve of risk by coverage."""
     ms: float | None = None
-    """Median milliseconds of a judgement."""
+    """Median milliseconds of a judgment."""
     passes: float | None = None
     """Mean passes of the target."""
 
@@ -140,7 +140,7 @@ class JudgeBench(Conditions):
     """Area of a judge whose scores are the labels; below 1 if labels are probabilities."""
     judges: tuple[JudgeFigures, ...]
     notes: dict[str, str]
-    """Why judges were left out, or have failed on steps, which then have no judgement."""
+    """Why judges were left out, or have failed on steps, which then have no judgment."""
 
 
 def choose_judges(
@@ -192,14 +192,14 @@ async def judge_steps(
         pair: the models.
         judges: the judges by name.
         solutions: the labelled solutions.
-        file: the file of judgements, to which each is appended. Those that it has are not made again.
+        file: the file of judgments, to which each is appended. Those that it has are not made again.
         show: is called with the number of finished steps and of all steps.
 
     Raises:
         EngineError: the target failed.
     """
     panels = {name: Panel([judge], pair.target.tokenizer) for name, judge in judges.items()}
-    found: dict[str, list[tuple[Judgement, float, str]]] = {name: [] for name in judges}
+    found: dict[str, list[tuple[Judgment, float, str]]] = {name: [] for name in judges}
     errors, done, total = dict[str, str](), 0, sum(len(each.judged) for each in solutions)
     stored = {each.key: each for each in _stored(file)}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ async def judge_steps(
                     except UsageError as error:
                         errors[name] = f"not able to judge some steps. The last error: {error}"
                         continue
-                    stored[key] = Judgement(key=key, judge=name, score=score, ms=ms, passes=passes)
+                    stored[key] = Judgment(key=key, judge=name, score=score, ms=ms, passes=passes)
                     output.write(stored[key].model_dump_json() + "\n")
                     output.flush()
                 found[name].append((stored[key], label, solution.question))
@@ -238,7 +238,7 @@ class _SolutionReader:
         self._ids = self.draft_ids if self.draft_ids is not None and pair.one_vocabulary else own_ids
 
     async def judge(self, index: int, judge: Judge, panel: Panel) -> tuple[float | None, float, int]:
-        """Return the score of a step, the milliseconds of the judgement, and the target's passes.
+        """Return the score of a step, the milliseconds of the judgment, and the target's passes.
 
         Raises:
             UsageError: the judge failed, or the step does not fit the context of a model.
@@ -286,14 +286,14 @@ def _key(pair: Pair, judge: Judge, solution: LabelledSolution, index: int) -> st
     return hashlib.sha256(json.dumps([repr(pair.by_role), settings, steps]).encode()).hexdigest()[:24]
 
 
-def _stored(file: Path) -> Iterator[Judgement]:
-    """Yield the judgements of a file. Other lines are ignored."""
+def _stored(file: Path) -> Iterator[Judgment]:
+    """Yield the judgments of a file. Other lines are ignored."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
         with suppress(ValidationError):
-            yield Judgement.model_validate_json(line)
+            yield Judgment.model_validate_json(line)
 
 
-def _figures(name: str, judge: Judge, judged: Sequence[tuple[Judgement, float, str]]) -> JudgeFigures:
+def _figures(name: str, judge: Judge, judged: Sequence[tuple[Judgment, float, str]]) -> JudgeFigures:
     scored = [(each.score, label, question) for each, label, question in judged if each.score is not None]
     if not scored:
         return JudgeFigures(judge=name, num_steps=len(judged), num_scored=0, why="no step has a score")

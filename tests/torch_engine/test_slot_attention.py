@@ -118,7 +118,7 @@ def test_the_kernels_compile_for_gpus_and_fit_their_shared_memory() -> None:
         for family in (*FAMILIES, *WINDOWS, *EXPERTS)
     ],
 )
-async def test_calls_and_judgements_by_the_kernel_equal_transformers(family: str) -> None:
+async def test_calls_and_judgments_by_the_kernel_equal_transformers(family: str) -> None:
     from stepspec.engines.torch_engine.slot_attention import attend_in_slots
 
     network = make_network(make_config(family))

@@ -82,7 +82,8 @@ async def test_the_parts_of_the_time_add_up_to_almost_all_of_it(
 ) -> None:
     spec = StepSpec(policy=policy, pair=pair)
     times = [(await spec.generate(QUESTION, max_tokens=60, **options)).times for _ in range(5)]
-    assert min(each.other - max(0.01 * each.wall, 0.001) for each in times) <= 0, "a busy machine delays some, not all"
+    rest = [each.other / max(0.01 * each.wall, 0.2 * each.controller) for each in times]
+    assert min(rest) <= 1, "a busy machine delays some answers, and a slow one all parts"
     assert all(each.controller > 0 for each in times)
 
 

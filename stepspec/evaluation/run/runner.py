@@ -32,6 +32,8 @@ from stepspec.loop.step import JudgedStep, Step
 
 WARM_UP_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
 WARM_UP_MAX_TOKENS = 128
+BATCH_WARM_UP_MAX_TOKENS = 16
+"""For each request after the first one: a batch only has to have been there."""
 SHOWN_EVERY_S = 1.0
 
 
@@ -109,15 +111,15 @@ class Runner:
     async def warm_up(self, blocks: Sequence[JobBlock], receiver: Receiver) -> None:
         """Send warm-up requests under each policy, so that no recorded request is the first of its kind.
 
-        As many run concurrently as in the largest block.
+        As many run concurrently as in the largest block, all but one of them briefly.
         """
         policies = {job.policy for block in blocks for job in block}
-        limit = min(self.run.max_tokens, WARM_UP_MAX_TOKENS)
         num_requests = min(self.run.concurrency, max(map(len, blocks), default=0))
+        limits = [WARM_UP_MAX_TOKENS, *[BATCH_WARM_UP_MAX_TOKENS] * (num_requests - 1)]
         for policy in [name for name in self.run.policies if name in policies]:
             with self._shown(f"warm-up of {policy}", receiver):
                 await _run_concurrently(
-                    [self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)]
+                    [self._generate(policy, WARM_UP_QUESTION, 0, min(self.run.max_tokens, each)) for each in limits]
                 )
 
     @contextmanager

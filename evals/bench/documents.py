@@ -26,13 +26,14 @@ from evals.bench import (
     overhead,
     reward_head,
     servers,
+    speeds,
 )
 from evals.bench.certification import certification_block
 from evals.bench.graders import graders_block
 from evals.bench.loads import loads_block
 from evals.bench.plots import METHODS, PLOTS, images
 from evals.bench.presets import methods_block
-from evals.bench.readme import Drafts, gains_block, headline, overview_block
+from evals.bench.readme import Drafts, accuracy_block, gains_block, headline, overview_block
 from evals.bench.results import machine_in_words, read_results, with_block
 from evals.bench.service import affinity, concurrency, records
 from evals.bench.service.affinity import Affinity
@@ -130,6 +131,7 @@ MEASURED: Mapping[str, Measured] = {
             *(f"{kind}, {number:,}" for kind in ("scored", "asked") for number in servers.CONTEXTS),
         ),
     ),
+    "speeds": Measured(speeds.Speeds, speeds.HEADS, speeds.rows_of, speeds.in_words),
     "vllm": Measured(on_vllm.OnVllm, on_vllm.HEADS, on_vllm.rows_of, on_vllm.in_words, shown=on_vllm.SHOWN),
 }
 """By the folder under `evals/results`."""
@@ -190,6 +192,10 @@ def generated(root: Path) -> dict[Path, str]:
         ("README.md", "gains", "qwen", gains_block(results / "lab" / "qwen.json")),
         ("docs/results.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-mini", overview_block(gsm_mini, drafts)),
+        *(
+            ("docs/results.md", "accuracy", folder.name, accuracy_block(read_results(folder)))
+            for folder in sorted((results / "accuracy").glob("*"))
+        ),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/thresholds.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/thresholds.md", "certificates", "qwen", certification_block(results / "certification.json")),
@@ -287,12 +293,12 @@ def _chosen(results: Calibrated) -> Sequence[str]:
 
 def speeds_block(file: Path) -> str:
     """Return the table of a file of `python -m evals.bench engine` and its conditions."""
-    speeds = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
-    prompt = "prompt" if speeds.synthetic else "prompt of gsm-mini"
-    models = models_in_words({"target": speeds.engine, "draft": speeds.draft})
-    plan = f"greedy, at most {speeds.plan.max_tokens} tokens after each {prompt}"
-    turns = f"medians of {speeds.plan.turns} paired turns"
-    return f"{speeds_markdown(speeds)}\n\n{plan}; {turns}; {models}; {machine_in_words(speeds)}."
+    found = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
+    prompt = "prompt" if found.synthetic else "prompt of gsm-mini"
+    models = models_in_words({"target": found.engine, "draft": found.draft})
+    plan = f"greedy, at most {found.plan.max_tokens} tokens after each {prompt}"
+    turns = f"medians of {found.plan.turns} paired turns"
+    return f"{speeds_markdown(found)}\n\n{plan}; {turns}; {models}; {machine_in_words(found)}."
 
 
 def scenario_block(file: Path) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from evals.bench import lab
-from evals.bench.results import Results
+from evals.bench.results import Results, runs_in_words
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, times
@@ -14,10 +14,13 @@ from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
     ACCURACY_KEPT,
+    LOSS_BOUND,
     LOST_AND_WON,
     SPEEDUP,
     SPEEDUP_VS_TOKEN,
     STEPS_ACCEPTED,
+    TOKENS_RELAXED,
+    TRUNCATED,
 )
 from stepspec.evaluation.report.findings import (
     draft_alone,
@@ -32,6 +35,7 @@ GAINS_TEMPERATURE = 0.6
 GAINS_COSTS = (((0.26, 0.065), "speed on two CPU cores"), ((0.1, 0.0), "speed where a drafted token costs 0.1 passes"))
 OVERVIEW = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
 """The columns of an overview of several benchmarks."""
+ACCURACIES = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, LOSS_BOUND, TOKENS_RELAXED, TRUNCATED)
 
 Drafts = Mapping[tuple[str, float], str]
 """The accuracy of the draft alone in another run, by benchmark and temperature."""
@@ -57,6 +61,23 @@ def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> s
         ]
     table = markdown_table(["benchmark, temperature", "policy", *(column.title for column in OVERVIEW)], rows)
     return f"{table}\n\n{' '.join(dict.fromkeys(notes))} Intervals are 95%."
+
+
+def accuracy_block(results: Results) -> str:
+    """Return one table of the accuracies of several runs, whatever their concurrency."""
+    rows = [
+        [f"{run.benchmark}, {run.temperature:g}", f"{summary.n:,}", name, *(written(each, of) for each in ACCURACIES)]
+        for run, summary in results
+        for name, of in summary.policies.items()
+    ]
+    heads = ("benchmark, temperature", "problems", "policy", *(column.title for column in ACCURACIES))
+    return "\n\n".join(
+        [
+            markdown_table(heads, rows),
+            "Intervals are 95%.",
+            "\n".join(dict.fromkeys(f"- {runs_in_words([run])}" for run, _ in results)),
+        ]
+    )
 
 
 def gains_block(file: Path) -> str:

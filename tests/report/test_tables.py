@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from evals.bench.readme import headline, overview_block
+from evals.bench.readme import ACCURACIES, accuracy_block, headline, overview_block
 from evals.bench.results import read_results, with_block
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import (
@@ -317,6 +317,19 @@ def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -
     other_problems = warm[0].model_copy(update={"data_sha256": "1"}), warm[1]
     with pytest.raises(UsageError, match="the same problems"):
         headline([(RUN, ours), other_problems])
+
+
+def test_accuracies_of_several_runs_are_one_table_without_speeds() -> None:
+    other = RUN.model_copy(update={"benchmark": "gsm8k", "temperature": 0.6})
+    block = accuracy_block([(RUN, SUMMARY), (other, WITHOUT)])
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines() if line.startswith("|")]
+    (heads, _), rows = lines[:2], lines[2:]
+    assert len(heads) == 3 + len(ACCURACIES)
+    expected = ["gsm-mini, 0"] * len(SUMMARY.policies) + ["gsm8k, 0.6"] * len(WITHOUT.policies)
+    assert [row[0] for row in rows] == expected
+    assert [rows[0][2], *(row[2] for row in rows[-2:])] == ["target", "target", "two-level"]
+    assert "2.35×" not in block
+    assert block.count("\n- ") == 2
 
 
 def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> None:

@@ -241,7 +241,7 @@ def test_requests_beyond_the_queue_are_turned_away_at_once_and_counted() -> None
 
 
 def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "ARRIVAL_S", 0.5)
+    monkeypatch.setattr(bodies, "ARRIVAL_S", 2.0)
     with serving(following_pair(), settings=Settings(limits=ServiceLimits(max_running=1, max_queued=0))) as address:
         host, port = httpx.URL(address).host, httpx.URL(address).port or 0
         with socket.create_connection((host, port), timeout=30) as slow:

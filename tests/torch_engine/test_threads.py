@@ -48,10 +48,10 @@ def test_a_small_model_gets_one_thread_and_a_large_one_leaves_a_core(
 @pytest.mark.parametrize(
     ("cores", "seconds", "chosen"),
     [
-        (3, {2: 0.02, 3: 0.01}, 3),
-        (3, {2: 0.01, 3: 0.01}, 2),
-        (3, {2: 0.01, 3: 0.02}, 2),
-        (2, {1: 0.02, 2: 0.01}, 2),
+        (3, {2: 0.1, 3: 0.05}, 3),
+        (3, {2: 0.05, 3: 0.05}, 2),
+        (3, {2: 0.05, 3: 0.1}, 2),
+        (2, {1: 0.1, 2: 0.05}, 2),
         (64, {}, 3),  # PyTorch's number, which leaves cores
     ],
 )

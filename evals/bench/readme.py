@@ -64,7 +64,7 @@ def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> s
 
 
 def accuracy_block(results: Results) -> str:
-    """Return one table of the accuracies of several runs, whatever their concurrency."""
+    """Return one table of the accuracies of several runs, of any concurrency."""
     rows = [
         [f"{run.benchmark}, {run.temperature:g}", f"{summary.n:,}", name, *(written(each, of) for each in ACCURACIES)]
         for run, summary in results

@@ -7,6 +7,7 @@ the result and the token buffer agree; see `Stage.play`.
 import asyncio
 import itertools
 import math
+import statistics
 from contextlib import aclosing
 from typing import Any
 
@@ -965,7 +966,7 @@ async def test_every_second_is_counted_once_and_queue_time_separately() -> None:
         assert times.target >= 0.07
         assert 0 < times.controller < times.wall / 2
         unmeasured.append(times.other / max(times.wall, 0.1))
-    assert min(unmeasured) <= 0.01
+    assert statistics.median(unmeasured) <= 0.01
 
 
 async def test_a_request_runs_ahead_of_a_slow_caller() -> None:

@@ -344,10 +344,12 @@ def lines_of(found: Agents) -> list[str]:
     started, used, saved = (sum(getattr(each, name) for each in counts) for name in ("started", "used", "saved_s"))
     ratio, interval = early.speedup_vs_two_level
     slow = f"On the {count(early.num_tasks, 'task')} whose tools take {SLOW_S * 1000:g} ms or more"
-    saving = joined(percent_with_interval(1 - 1 / ratio, interval and (1 - 1 / interval[0], 1 - 1 / interval[1])))
+    verb, of, sign = ("save", "of", 1) if ratio >= 1 else ("add", "to", -1)
+    ends = interval and sorted(sign * (1 - 1 / end) for end in interval)
+    share = joined(percent_with_interval(sign * (1 - 1 / ratio), ends and (ends[0], ends[1])))
     return [
         *lines,
-        f"{slow}, early tools save {saving} of the time under `{TWO_LEVEL}`.",
+        f"{slow}, early tools {verb} {share} {of} the time under `{TWO_LEVEL}`.",
         f"Of {count(started, 'early call')}, {used} were used and {started - used} dropped.",
         f"The tools of a task had run for {saved / len(counts):.2f} s when the target called them.",
     ]

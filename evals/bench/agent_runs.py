@@ -345,8 +345,9 @@ def lines_of(found: Agents) -> list[str]:
     ratio, interval = early.speedup_vs_two_level
     slow = f"On the {count(early.num_tasks, 'task')} whose tools take {SLOW_S * 1000:g} ms or more"
     verb, of, sign = ("save", "of", 1) if ratio >= 1 else ("add", "to", -1)
-    ends = interval and sorted(sign * (1 - 1 / end) for end in interval)
-    share = joined(percent_with_interval(sign * (1 - 1 / ratio), ends and (ends[0], ends[1])))
+    low, high = interval or (ratio, ratio)
+    ends = (1 - 1 / low, 1 - 1 / high) if sign > 0 else (1 / high - 1, 1 / low - 1)
+    share = joined(percent_with_interval(sign * (1 - 1 / ratio), interval and ends))
     return [
         *lines,
         f"{slow}, early tools {verb} {share} {of} the time under `{TWO_LEVEL}`.",

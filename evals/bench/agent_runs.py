@@ -344,13 +344,11 @@ def lines_of(found: Agents) -> list[str]:
     started, used, saved = (sum(getattr(each, name) for each in counts) for name in ("started", "used", "saved_s"))
     ratio, interval = early.speedup_vs_two_level
     slow = f"On the {count(early.num_tasks, 'task')} whose tools take {SLOW_S * 1000:g} ms or more"
-    verb, of, sign = ("save", "of", 1) if ratio >= 1 else ("add", "to", -1)
-    low, high = interval or (ratio, ratio)
-    ends = (1 - 1 / low, 1 - 1 / high) if sign > 0 else (1 / high - 1, 1 / low - 1)
-    share = joined(percent_with_interval(sign * (1 - 1 / ratio), interval and ends))
+    ends = interval and (1 / interval[1] - 1, 1 / interval[0] - 1)
+    change = joined(percent_with_interval(1 / ratio - 1, ends, sign="+"))
     return [
         *lines,
-        f"{slow}, early tools {verb} {share} {of} the time under `{TWO_LEVEL}`.",
+        f"{slow}, early tools change the time under `{TWO_LEVEL}` by {change}.",
         f"Of {count(started, 'early call')}, {used} were used and {started - used} dropped.",
         f"The tools of a task had run for {saved / len(counts):.2f} s when the target called them.",
     ]

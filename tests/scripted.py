@@ -296,18 +296,18 @@ class ScriptedEngine:
             def chunk() -> TokenChunk:
                 start = num_passes - len(ids)
                 relaxed = tuple(place - start for place in reply.relaxed if start <= place < num_passes)
+                costs = {"queue_s": reply.queue_s, "passes": num_passes}
                 if not call.logprobs:
-                    return TokenChunk(tuple(ids), relaxed=relaxed)
+                    return TokenChunk(tuple(ids), relaxed=relaxed, **costs)
                 entropies = tuple(-2 * each for each in logprobs)
-                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), entropies=entropies, relaxed=relaxed)
+                return TokenChunk(tuple(ids), logprobs=tuple(logprobs), entropies=entropies, relaxed=relaxed, **costs)
 
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)
                 logprobs.append((reply.logprobs or {}).get(num_passes - 1, -0.1))
                 end = watch.feed(id)
                 if end is not None:
-                    costs = {"queue_s": reply.queue_s, "passes": num_passes}
-                    yield replace(chunk(), end=end, drafted=reply.token_drafted, accepted=reply.token_accepted, **costs)
+                    yield replace(chunk(), end=end, drafted=reply.token_drafted, accepted=reply.token_accepted)
                     return
                 if len(ids) == reply.chunk_size:
                     yield chunk()

@@ -83,6 +83,17 @@ async def test_without_separate_thinking_a_stop_string_ends_the_steps() -> None:
     assert [step.text for step in result.steps] == [ONE, TWO]
 
 
+@pytest.mark.parametrize("relaxed", [(), (5,)], ids=["a step", "a step that is held for the next one"])
+async def test_a_stop_string_ends_relaxed_steps(relaxed: tuple[int, ...]) -> None:
+    """The call may have written further steps by then."""
+    rule = {"drafter": "draft-model", "num_tokens": 3, "acceptance": "ratio", "threshold": 0.1}
+    policy = Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": rule})
+    pair = pair_of([Reply(ONE + TWO + ONE + TWO + ONE + "<|end|>", relaxed=relaxed)], tags=False)
+    result = await ask(pair, policy, stop=["four"])
+    assert (result.answer, result.finish_reason) == (ONE + "Three ", "stop")
+    assert [step.text for step in result.steps] == [ONE, TWO]
+
+
 async def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(UsageError, match="stop string is empty"):
         await ask(pair_of([]), stop=["a", ""])

@@ -363,7 +363,8 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """Newly generated ids. The last chunk of a call has `end` and the costs of the whole call."""
+    """Newly generated ids. The last chunk of a call has `end` and the costs of the whole call. Other chunks have the
+    costs so far, as far as the engine knows them then."""
 
     ids: tuple[int, ...]
     end: ChunkEnd | None = None
@@ -780,7 +781,18 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | 
     Raises:
         EngineError: the call ended without a last chunk.
     """
-    ids: list[int] = [] if so_far is None else so_far
+    async with aclosing(merged(chunks, MAX_NUMBER, so_far)) as blocks:
+        async for chunk in blocks:
+            return chunk
+    raise EngineError("The engine ended a generation without a reason.")
+
+
+async def merged(
+    chunks: AsyncGenerator[TokenChunk, None], size: int, ids: list[int] | None = None
+) -> AsyncGenerator[TokenChunk, None]:
+    """Merge the chunks of a call into chunks of at least `size` ids each; the last one may have fewer. `ids` receives
+    those of an unfinished one as they arrive."""
+    ids = [] if ids is None else ids
     logprobs, entropies, relaxed = list[float](), list[float](), list[int]()
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -788,12 +800,15 @@ async def collect(chunks: AsyncGenerator[TokenChunk, None], so_far: list[int] | 
             ids.extend(chunk.ids)
             logprobs.extend(chunk.logprobs or ())
             entropies.extend(chunk.entropies or ())
-            if chunk.end is not None:
-                return replace(
+            if chunk.end is not None or len(ids) >= size:
+                yield replace(
                     chunk,
                     ids=tuple(ids),
                     logprobs=None if chunk.logprobs is None else tuple(logprobs),
                     entropies=None if chunk.entropies is None else tuple(entropies),
                     relaxed=None if chunk.relaxed is None else tuple(relaxed),
                 )
-    raise EngineError("The engine ended a generation without a reason.")
+                if chunk.end is not None:
+                    return
+                for each in (ids, logprobs, entropies, relaxed):
+                    each.clear()

@@ -37,9 +37,8 @@ from stepspec.engines.protocol import (
     check_acceptance,
     check_ids,
     check_room,
-    collect,
     hash_of,
-    may_be_relaxed,
+    merged,
     read_prompt_logprobs,
     side_by_side,
 )
@@ -72,6 +71,9 @@ NUM_LOGPROBS = 20
 With speculation, vLLM returns no log-probabilities of named tokens in a pass that verifies drafted ones. Over HTTP they
 are not requested either: in runner V1, a request for named tokens spoils the top tokens of all others in its pass.
 """
+
+RELAXED_BLOCK = 32
+"""Fewest tokens after which the workers are asked which of them are relaxed. They answer between two rounds."""
 
 JUDGING_FIRST = -1
 """Priority of a judgment. It is one short pass, so it runs before text generation, which has priority 0."""
@@ -198,7 +200,7 @@ class VllmEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; of `drafting`, it uses `acceptance`.
 
-        A text with relaxed tokens comes as one chunk, when the worker has said which they are.
+        A text with relaxed tokens comes in blocks, of `RELAXED_BLOCK` tokens and more.
         """
         length, rule = len(call.prompt) + len(call.after), call.drafting.acceptance
         check_acceptance(self, rule)
@@ -219,10 +221,16 @@ class VllmEngine:
         else:
             key = uuid.uuid4().hex
             params.extra_args = {**fields_of(rule), KEY: key}
-            chunk = await collect(self._chunks(call, params, watch))
-            found = await asyncio.wrap_future(self._loop.start(self._relaxed_positions(key)))
-            known = found and tuple(place for place in found if place < len(chunk.ids))
-            yield replace(chunk, relaxed=may_be_relaxed(self.tokenizer, chunk.ids) if found is None else known or ())
+            places, num_sent = list[int](), 0
+            async with aclosing(merged(self._chunks(call, params, watch), RELAXED_BLOCK)) as chunks:
+                async for chunk in chunks:
+                    found = await asyncio.wrap_future(self._loop.start(self._relaxed_positions(key)))
+                    if found is None:
+                        raise EngineError("vLLM no longer says which tokens are relaxed.")
+                    count = len(chunk.ids)
+                    places += (place - num_sent for place in found)
+                    yield replace(chunk, relaxed=tuple(place for place in places if place < count))
+                    places, num_sent = [place - count for place in places if place >= count], num_sent + count
 
     async def _chunks(
         self, call: Generate, params: SamplingParams, watch: StopMatcher
@@ -239,14 +247,13 @@ class VllmEngine:
                 self._metrics.generated += len(ids)
                 if end is None and delta.finish_reason is not None:
                     end = self._check_finish(delta.finish_reason)
+                cached = output.num_cached_tokens or 0
+                costs = _queued(output), num_passes, *_speculated(delta), cached
                 if end is not None:
-                    cached = output.num_cached_tokens or 0
                     self._note(length, cached)
-                    drafted, accepted = _speculated(delta)
-                    costs = _queued(output), num_passes, drafted, accepted, cached
-                    yield TokenChunk(tuple(ids), end, *costs, logprobs=logprobs)
+                yield TokenChunk(tuple(ids), end, *costs, logprobs=logprobs)
+                if end is not None:
                     return
-                yield TokenChunk(tuple(ids), logprobs=logprobs)
         raise EngineError(f"vLLM ended a generation of {self.name} without a finish reason.")
 
     async def _relaxed_positions(self, key: str) -> list[int] | None:
@@ -255,7 +262,7 @@ class VllmEngine:
             found = await self._llm.collective_rpc("stepspec_relaxed", args=(key,))
         except Exception:  # of the worker, in another process
             return None
-        return next((each for each in found if each is not None), None)
+        return max((each for each in found if each is not None), key=len, default=None)
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`. It runs the check that vLLM otherwise runs when a request arrives."""

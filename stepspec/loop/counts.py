@@ -47,7 +47,7 @@ class Counts:
     relaxed_tokens: int = 0
     """Tokens that stand by a relaxed rule alone, see `stepspec.engines.protocol.Acceptance`."""
     target_passes: int = 0
-    """Forward passes of the target, judging included, without those of calls that were cancelled."""
+    """Forward passes of the target, judging included; of a call that was left early, those before its last chunk."""
     judge_calls: int = 0
     """Steps that a judge model was asked about, for each judge with one."""
 

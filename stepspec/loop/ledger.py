@@ -142,7 +142,7 @@ class Ledger:
             self._firsts.setdefault("first_token", self.age_s)
 
     def add_target_call(self, chunk: TokenChunk, *, first: bool = True) -> None:
-        """Add the passes and token-level counts of the last chunk of a target call.
+        """Add the passes and token-level counts of a target call, from its last chunk that came.
 
         `first`: whether the call may be the first of the request, see `found_cached`.
         """
@@ -151,7 +151,7 @@ class Ledger:
             self.token_rounds = self.token_rounds or TokenRounds()
             self.token_rounds.add(chunk.metrics.drafts, chunk.metrics.accepted_at)
         self.waited("target", chunk.queue_s)
-        if chunk.end is not None and first:
+        if first and (chunk.end is not None or chunk.cached):
             self.found_cached(chunk.cached)
 
     def relaxed(self, positions: Sequence[int], num_before: int) -> None:

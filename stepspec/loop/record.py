@@ -131,7 +131,7 @@ class RequestRecord:
         self._spans.generated_ahead(since, index, num_tokens)
 
     def called(self, chunk: TokenChunk, *, first: bool = True) -> None:
-        """A chunk of a call of the target has come, see `Ledger.add_target_call`."""
+        """A call of the target has ended with a chunk, see `Ledger.add_target_call`."""
         self._ledger.add_target_call(chunk, first=first)
 
     def relaxed(self, positions: Sequence[int], num_before: int) -> None:

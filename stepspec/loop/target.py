@@ -77,7 +77,8 @@ class TargetWriter:
     # Writing a step
 
     async def step_ahead(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
-        """Return a step of the target after uncommitted ids, uncounted. `ids` receives its ids as they arrive.
+        """Return a step of the target after uncommitted ids. Its ids, which `ids` receives as they arrive, are not
+        counted.
 
         Raises:
             ContextError: there is no room in the target's context.
@@ -91,9 +92,7 @@ class TargetWriter:
             async with asyncio.timeout_at(request.limits.deadline):
                 chunk = await collect(request.target.generate(call), ids)
         request.record.called(chunk, first=not after)
-        count = transcript.num_before_ending(chunk.written, after, whole=True)
-        text = request.tokenizer.decode(transcript.visible(chunk.ids[:count]))
-        return replace(Proposal.of(chunk, text), num_written=count)
+        return target_step(request, chunk, after)
 
     async def rest_of_step(self, fate: Fate, num_tokens: int | None = None) -> float:
         """Finish the open step, or write `num_tokens` of it.
@@ -104,29 +103,24 @@ class TargetWriter:
         """
         request, transcript, record = self._request, self._request.transcript, self._request.record
         record.begins_writing()
-        if transcript.step_is_over or request.limits.room <= 0:
+        if transcript.step_is_over or request.limits.room <= 0 or request.answer.stopped:
             return 0.0
         room = request.limits.room if num_tokens is None else min(request.limits.room, num_tokens)
         stop, drafting = transcript.rest_of_step(room), request.policy.token.exact_drafting
         call = Generate(transcript.buffer, request.sampling, stop, drafting)
-        num_before, chunk, waited_s = len(transcript.open_ids), TokenChunk(()), 0.0
-        async with aclosing(punctual(request.target.generate(call), request.limits.deadline)) as chunks:
-            while not request.answer.stopped:
-                try:
-                    with record.time("target"):
-                        following = await anext(chunks, None)
-                except ContextError:
-                    if not transcript.open_ids:
-                        raise
-                    break  # the salvaged tokens fill the context, so they are the entire step
-                if following is None:
-                    break
-                chunk = following
-                record.generated(len(chunk.ids))
-                transcript.extend(chunk.ids)
-                record.emit(transcript.emit())
-                waited_s += await self.wait_for_reader()
-        record.called(chunk)
+        num_before, waited_s = len(transcript.open_ids), 0.0
+        try:
+            async with aclosing(self.chunks(call)) as chunks:
+                async for chunk in chunks:
+                    record.generated(len(chunk.ids))
+                    transcript.extend(chunk.ids)
+                    record.emit(transcript.emit())
+                    waited_s += await self.wait_for_reader()
+                    if request.answer.stopped:
+                        break
+        except ContextError:
+            if not transcript.open_ids:  # else salvaged tokens fill the context, so they are the entire step
+                raise
         record.written(len(transcript.open_ids) - num_before, fate)
         return waited_s
 
@@ -173,24 +167,17 @@ class TargetWriter:
     ) -> bool:
         """Let a single writer write up to `stop`. Return False if `until` stopped it, which may leave a step open."""
         request, transcript, record = self._request, self._request.transcript, self._request.record
-        draft = request.draft if request.policy.family == "draft" else None
-        writer: Literal["draft", "target"] = "draft" if draft else "target"
-        drafting = Drafting() if draft else request.policy.token.exact_drafting
+        writer: Literal["draft", "target"] = "draft" if request.policy.family == "draft" and request.draft else "target"
+        drafting = Drafting() if writer == "draft" else request.policy.token.exact_drafting
         call = Generate(transcript.buffer, request.sampling, stop, drafting, json_schema=json_schema)
         record.begins_writing(alone=True)
-        async with aclosing(punctual((draft or request.target).generate(call), request.limits.deadline)) as chunks:
-            while not transcript.ended:
-                with record.time(writer):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    break
-                if draft:
+        async with aclosing(self.chunks(call, writer)) as chunks:
+            async for chunk in chunks:
+                if writer == "draft":
                     record.drafted(len(chunk.ids))
                     record.accepted(len(chunk.ids))
-                    record.draft_waited(chunk.queue_s)
                 else:
                     record.generated(len(chunk.ids), "forced")
-                    record.called(chunk)
                 record.emit(transcript.write_on(chunk.ids, writer))
                 request.tell_committed()
                 await self.wait_for_reader()
@@ -198,23 +185,42 @@ class TargetWriter:
                     request.choice.stops_asking(request)
                 elif chunk.end is None and until():
                     return False
+                if transcript.ended:
+                    break
         record.emit(transcript.finish(writer))
         return True
 
+    async def chunks(self, call: Generate, writer: Literal["draft", "target"] = "target") -> AsyncGenerator[TokenChunk]:
+        """Yield the chunks of a call until it ends, or until the deadline. Count the time and the costs of the call.
 
-async def punctual(
-    chunks: AsyncGenerator[TokenChunk, None], deadline: float | None
-) -> AsyncGenerator[TokenChunk, None]:
-    """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
-    async with aclosing(chunks):
-        while True:
-            chunk = None
-            async with cut_off(deadline) as limit:
-                chunk = await anext(chunks, None)
-            if limit.expired():
-                return
-            if chunk is None:
-                raise EngineError("The engine ended a generation without a reason.")
-            yield chunk
-            if chunk.end is not None:
-                return
+        Raises:
+            ContextError: there is no room in the writer's context.
+            EngineError: the writer failed.
+        """
+        request, record, last = self._request, self._request.record, TokenChunk(())
+        engine, deadline = (writer == "draft" and request.draft) or request.target, request.limits.deadline
+        try:
+            async with aclosing(engine.generate(call)) as chunks:
+                while last.end is None and not has_passed(deadline):
+                    chunk = None
+                    async with cut_off(deadline) as limit:
+                        with record.time(writer):
+                            chunk = await anext(chunks, None)
+                    if limit.expired():
+                        return
+                    if chunk is None:
+                        raise EngineError("The engine ended a generation without a reason.")
+                    last = chunk
+                    yield chunk
+        finally:
+            if writer == "draft":
+                record.draft_waited(last.queue_s)
+            else:
+                record.called(last)
+
+
+def target_step(request: Request, chunk: TokenChunk, after: Sequence[int]) -> Proposal:
+    """Return a step that the target has written after uncommitted ids."""
+    count = request.transcript.num_before_ending(chunk.written, after, whole=True)
+    text = request.tokenizer.decode(request.transcript.visible(chunk.ids[:count]))
+    return replace(Proposal.of(chunk, text), num_written=count)

@@ -267,13 +267,13 @@ async def greedy(engine: VllmEngine, target: PreTrainedModel) -> list[Any]:
     prompts = [[*PROMPT[: 40 + 3 * number], number % SIZE] for number in range(8)]
 
     async def write(prompt: list[int], rule: Acceptance) -> TokenChunk:
-        call = Generate(TokenBuffer(prompt), Sampling(), Stop(24), Drafting("engine", None, rule))
+        call = Generate(TokenBuffer(prompt), Sampling(), Stop(48), Drafting("engine", None, rule))
         return await collect(engine.generate(call))
 
     both = [write(prompt, rule) for prompt in prompts for rule in (Acceptance(), RATIO)]
     together = await asyncio.gather(*both)
     alone = [await write(prompt, rule) for prompt in prompts for rule in (Acceptance(), RATIO)]
-    own = [slow_greedy(target, prompt, 24) for prompt in prompts]
+    own = [slow_greedy(target, prompt, 48) for prompt in prompts]
 
     def steps(prompt: list[int], chunk: TokenChunk) -> list[int]:
         """Return the places where a text is not what the target would write."""

@@ -69,8 +69,8 @@ def load(*proxies: Proxy, options: str = "?retries=1") -> Replicas:
     return found
 
 
-async def write(engine: Any, buffer: TokenBuffer, **settings: Any) -> tuple[int, ...]:
-    return (await collect(engine.generate(Generate(buffer, Sampling(), Stop(4), **settings)))).ids
+async def write(engine: Any, buffer: TokenBuffer, length: int = 4, **settings: Any) -> tuple[int, ...]:
+    return (await collect(engine.generate(Generate(buffer, Sampling(), Stop(length), **settings)))).ids
 
 
 def served(proxies: list[Proxy]) -> list[int]:
@@ -253,6 +253,25 @@ async def test_a_text_whose_server_dies_goes_on_at_another_one(policy: str, targ
         moved = [result.note for result in found if result.note]
         assert len(moved) == proxies[0].met["cut"] == 1
         assert "went on at another one" in moved[0]
+        await engine.aclose()
+
+
+async def test_what_is_committed_before_a_server_dies_is_not_sent_twice(target_port: int) -> None:
+    """With a real vLLM behind both addresses, and a prompt that grows with each chunk."""
+    alone = RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1")
+    ids = alone.tokenizer.encode(next(iter(load_split("test"))).question)
+    expected = await write(alone, TokenBuffer(ids), length=60)
+
+    def dies(call: Call) -> Fault:
+        return Fault("cut", cut_after=3_000) if call.fields.get("stream") else Fault()
+
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(serving(Proxy(target_port, fault))) for fault in (dies, dies, lambda _: Fault())]
+        engine, buffer = load(*proxies), TokenBuffer(ids)
+        async for chunk in engine.generate(Generate(buffer, Sampling(), Stop(60))):
+            buffer.append(chunk.ids)
+        assert tuple(buffer.since(len(ids))) == expected
+        assert sum(proxy.met["cut"] for proxy in proxies) > 0
         await engine.aclose()
 
 

@@ -172,7 +172,7 @@ class RemoteEngine:
                     if not finish:  # the server would continue; leaving cancels the request
                         break
                 elif ids and unfinished:
-                    yield TokenChunk(tuple(ids), logprobs=logprobs, relaxed=relaxed)
+                    yield replace(total, ids=tuple(ids), end=None, logprobs=logprobs, relaxed=relaxed)
         if unfinished:
             last = calls.last_ids(finish)
             left_out = (math.nan,) * len(last) if with_logprobs else None

@@ -216,13 +216,13 @@ class Replicas:
 
     async def generate(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
         """See `Engine.generate`."""
-        written: list[int] = []
+        written, length = list[int](), len(call.prompt)
         tries = _Tries(self, call.prompt)
         while True:
             replica = await tries.next()
             try:
                 with replica.call() as engine:
-                    async with aclosing(engine.generate(_rest(call, written, self.tokenizer.piece))) as chunks:
+                    async with aclosing(engine.generate(_rest(call, written, length, self.tokenizer.piece))) as chunks:
                         async for chunk in chunks:
                             written += chunk.ids
                             yield chunk
@@ -367,8 +367,9 @@ def _may_go_on(call: Generate) -> bool:
     return call.json_schema is None and not sampling.presence_penalty and not sampling.frequency_penalty
 
 
-def _rest(call: Generate, written: Sequence[int], piece: Callable[[int], str]) -> Generate:
-    """Return the call for what is left of a text."""
+def _rest(call: Generate, written: Sequence[int], length: int, piece: Callable[[int], str]) -> Generate:
+    """Return the call for what is left of a text. A part of what is written may be in the prompt by now, which had
+    `length` ids."""
     if not written:
         return call
     stop = replace(
@@ -376,4 +377,4 @@ def _rest(call: Generate, written: Sequence[int], piece: Callable[[int], str]) -
         max_tokens=call.stop.max_tokens - len(written),
         before=call.stop.before + "".join(map(piece, written)),
     )
-    return replace(call, after=[*call.after, *written], stop=stop)
+    return replace(call, after=[*call.after, *written][len(call.prompt) - length :], stop=stop)

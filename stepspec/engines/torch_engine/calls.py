@@ -105,28 +105,26 @@ class GenerateCall(EngineCall):
         return self.row.constraint and self.row.constraint.problem
 
     def send(self) -> None:
-        """Send the ids that are new since the last chunk. The last chunk includes the costs."""
-        row = self.row
+        """Send the ids that are new since the last chunk, and the costs so far."""
+        row, costs = self.row, self.metrics
         start, details = row.num_after + self.num_sent, row.details
         ids = tuple(row.beyond[start:])
-        chunk = TokenChunk(ids, relaxed=tuple(place - start for place in row.relaxed if place < len(row.beyond)))
+        chunk = TokenChunk(
+            ids,
+            row.end,
+            self.queue_s,
+            costs.target_passes,
+            costs.drafted,
+            costs.accepted,
+            costs.cached_tokens,
+            costs.copied(),
+            relaxed=tuple(place - start for place in row.relaxed if place < len(row.beyond)),
+        )
         row.relaxed.clear()
         if details is not None:
             columns = [tuple(column) for column in zip(*details[self.num_sent :], strict=True)] or [()] * 2
             chunk = replace(chunk, logprobs=columns[0], entropies=columns[1])
         self.num_sent += len(ids)
-        if row.end is not None:
-            done = self.metrics
-            chunk = replace(
-                chunk,
-                end=row.end,
-                queue_s=self.queue_s,
-                passes=done.target_passes,
-                drafted=done.drafted,
-                accepted=done.accepted,
-                cached=done.cached_tokens,
-                metrics=done,
-            )
         self._call_soon(self.chunks.put_nowait, chunk)
 
     def fail(self, error: StepSpecError) -> None:

@@ -104,14 +104,16 @@ def _patch_worker(module: Any) -> None:
 
 
 def relaxed_positions(worker: Any, key: str) -> list[int] | None:
-    """Return which output tokens of the request with a key are relaxed, once; None if that is not known.
+    """Return which output tokens of the request with a key are relaxed, without those that were returned before.
 
-    For an empty key, it is an empty list if the worker relaxes tokens and knows where.
+    It is None if the worker relaxes no tokens, or does not know where.
     """
     config = worker.vllm_config
-    if unavailable(config) or config.scheduler_config.async_scheduling:
-        return None  # where the next round begins before the last one is known, so are no positions
-    return RELAXED.pop(key, None) if key else []
+    # Where the next round begins before the last one is known, so are no positions. Of several engines that share the
+    # requests, only one is asked.
+    if unavailable(config) or config.scheduler_config.async_scheduling or config.parallel_config.data_parallel_size > 1:
+        return None
+    return RELAXED.pop(key, [])
 
 
 RELAXED: OrderedDict[str, list[int]] = OrderedDict()

@@ -215,7 +215,7 @@ def test_connections_whose_client_reads_or_sends_nothing_give_way(monkeypatch: p
                 wire.connect(("127.0.0.1", port))
                 wire.sendall(sent)
             time.sleep(0.2)
-            wait_until(lambda: 1 < len(server.server_state.connections) <= 16)  # several give way at once
+            wait_until(lambda: 1 < len(server.server_state.connections) <= 16)  # several give way together
             assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
         assert read(busy).startswith(b"HTTP/1.1 200 ")
 

@@ -257,10 +257,11 @@ async def test_a_text_whose_server_dies_goes_on_at_another_one(policy: str, targ
 
 
 async def test_what_is_committed_before_a_server_dies_is_not_sent_twice(target_port: int) -> None:
-    """With a real vLLM behind both addresses, and a prompt that grows with each chunk."""
+    """With a real vLLM behind all addresses, and a prompt that grows with each chunk."""
     alone = RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1")
     ids = alone.tokenizer.encode(next(iter(load_split("test"))).question)
     expected = await write(alone, TokenBuffer(ids), length=60)
+    await alone.aclose()
 
     def dies(call: Call) -> Fault:
         return Fault("cut", cut_after=3_000) if call.fields.get("stream") else Fault()

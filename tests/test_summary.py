@@ -13,7 +13,7 @@ from evals.bench.certification import read_population
 from stepspec.cli.report import main as report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.records import Block, Failure, PolicySummary, ResultRow, Throughput
+from stepspec.evaluation.records import Block, EngineRecord, Failure, PolicySummary, ResultRow, Throughput
 from stepspec.evaluation.report.findings import failures_in_words
 from stepspec.evaluation.run import summarise
 from stepspec.evaluation.run.folder import what_differs
@@ -253,6 +253,19 @@ def test_a_run_stored_without_the_reading_resumes(tmp_path: Path) -> None:
     flexible, strict = (run.model_copy(update={"last_number": each}) for each in (True, False))
     assert what_differs(run, flexible) == ""
     assert what_differs(flexible, strict) == "last_number (True there, False here)"
+
+
+def test_what_differs_in_an_engine_is_named() -> None:
+    run = make_run(make_problems(1))
+    there, here = (
+        run.model_copy(
+            update={
+                "engines": {"target": EngineRecord(name="one", weights=None, dtype=None, device="cpu", threads=number)}
+            }
+        )
+        for number in (1, 2)
+    )
+    assert what_differs(there, here) == "engines.target.threads (1 there, 2 here)"
 
 
 def test_stored_counts_of_last_numbers_still_load(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain, starmap
 from pathlib import Path
 from types import TracebackType
+from typing import Any, cast
 
 from stepspec.base.files import whole_file
 from stepspec.errors import StepSpecError, UsageError
@@ -176,13 +178,18 @@ def what_differs(there: RunRecord, run: RunRecord) -> str:
     """Return the settings in which two runs differ, numbers with both values; empty if the runs are the same."""
     stored = there.identity()
     # What an earlier version did not record is None.
-    different = {
-        name: (stored[name], value) for name, value in run.identity().items() if stored[name] not in (None, value)
-    }
-    return ", ".join(
-        f"{name} ({was} there, {now} here)" if isinstance(now, int | float) and name != "version" else name
-        for name, (was, now) in different.items()
-    )
+    pairs = ((name, stored[name], value) for name, value in run.identity().items() if stored[name] is not None)
+    return ", ".join(chain.from_iterable(starmap(_differences, pairs)))
+
+
+def _differences(name: str, was: Any, now: Any) -> Iterator[str]:
+    """Yield the names of what differs in a setting, down to the keys of mappings."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        before, after = cast("dict[str, Any]", was), cast("dict[str, Any]", now)
+        for key in before | after:
+            yield from _differences(f"{name}.{key}", before.get(key), after.get(key))
+    elif was != now:
+        yield f"{name} ({was} there, {now} here)" if isinstance(now, int | float) and name != "version" else name
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -280,6 +280,24 @@ def test_texts_that_grow_while_they_run_keep_their_contents_and_drop_those_that_
     assert torch.allclose(torch.stack(logits), slow_logits(make_network(llama_config()), ids), atol=1e-4)
 
 
+@torch.inference_mode()
+def test_texts_that_take_more_memory_than_they_may_are_not_copied_for_each_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, copies = limited(8 * 256), list[int]()
+    shrink = table.model.cache.shrink
+    monkeypatch.setattr(table.model.cache, "shrink", lambda *size: (copies.append(size[0]), shrink(*size)))
+    buffers = [TokenBuffer(random_ids(20, seed=number)) for number in range(8)]
+    running = [slot for buffer in buffers if (slot := table.acquire(buffer, 20)) is not None]
+    table.model.extend([slot.index for slot in running], [buffer.since(0) for buffer in buffers])
+    table.model.extend([running[0].index], [random_ids(300, seed=9)])
+    while len(running) > 1:
+        table.pack(running)
+        table.release(running.pop())
+    assert copies == [5, 5], "the second time, shorter slots make room for another text"
+    assert num_positions(table) <= 8 * 256
+
+
 NETWORK = make_network(llama_config())
 GROWING = SlotTable(make_model(NETWORK), max_slots=2)
 IDS = st.lists(st.integers(0, 3), max_size=6)

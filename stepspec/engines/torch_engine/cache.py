@@ -17,7 +17,7 @@ FIRST_CAPACITY = 256
 class SlotCache:
     """The cache of one model, with the interface that transformers' attention layers write to (`update`).
 
-    Keys and values of a layer have shape [slots, H_kv, capacity, D]; slots and capacity double when more is needed.
+    Keys and values of a layer have shape [slots, H_kv, capacity, D]; both grow by more than is needed.
     Call `begin` before each pass; every layer then writes its new keys and values to the positions given there.
     """
 
@@ -82,7 +82,8 @@ class SlotCache:
 
     def capacity_for(self, length: int) -> int:
         """Return the positions of every slot once one holds `length`."""
-        return self.capacity if length <= self.capacity else max(length, 2 * self.capacity, FIRST_CAPACITY)
+        grown = self.capacity + max(FIRST_CAPACITY, self.capacity // 4)
+        return self.capacity if length <= self.capacity else max(length, grown)
 
     def shrink(self, num_slots: int, capacity: int) -> None:
         """Free the memory of all but the first slots and positions. No slot may hold more than `capacity`."""

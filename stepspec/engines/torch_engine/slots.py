@@ -20,9 +20,9 @@ MIN_PREFIX = 16
 CHUNK = 256
 """Number of ids that are compared together."""
 
-LEFT_SLOTS = 0.75
-"""While running texts take more memory than they may, idle slots are dropped once fewer than this share of all slots
-run. Dropping some copies the keys and values of all others."""
+LEFT = 0.75
+"""Share of the memory that is left at most when slots are shortened, or dropped while running texts take more than they
+may. Both copy the keys and values of all others."""
 
 
 @dataclass
@@ -92,8 +92,8 @@ class SlotTable:
     def _make_room(self, length: int = 0) -> None:
         """Set how many slots fit into the memory if one has this length, and drop idle ones beyond that number.
 
-        All slots have the size of the longest one. If shorter slots make room for another text, idle slots that are
-        longer than all busy ones are dropped, too.
+        All slots have the size of the longest one. If too few fit for another text, idle slots that are longer than all
+        busy ones are dropped, too.
         """
         cache = self.model.cache
         if cache.max_positions is None:
@@ -102,11 +102,11 @@ class SlotTable:
         lengths = [max(slot.num_expected, len(slot.ids), self.model.cache_length(slot.index)) for slot in busy]
         longest = max(length, *lengths, 0)
         capacity, least = cache.capacity_for(longest), max(FIRST_CAPACITY, longest + longest // 4)
-        if least < capacity and cache.max_positions // capacity <= len(busy) < cache.max_positions // least:
+        if least <= LEFT * cache.capacity and cache.max_positions // capacity <= len(busy):
             capacity = least
         room = max(MIN_SLOTS, cache.max_positions // capacity)
         keep, capacity = max(room, len(busy)), min(capacity, cache.capacity)
-        most = cache.num_slots if len(busy) <= room else LEFT_SLOTS * cache.num_slots
+        most = cache.num_slots if len(busy) <= room else LEFT * cache.num_slots
         if keep < most or capacity < cache.capacity:
             for slot in self._slots:
                 if not slot.busy and len(slot.ids) > capacity:

@@ -28,7 +28,7 @@ from evals.bench.hooks import own_network, read_bytes
 from stepspec.api.model_facts import model_facts
 from stepspec.engines.protocol import DrafterName, Drafting, Probe, TokenBuffer, Verify
 from stepspec.engines.torch_engine import TorchEngine, engine, matrix, self_check
-from stepspec.engines.torch_engine.attention import attend
+from stepspec.engines.torch_engine.attention import attend, even_span, packed_bias
 from stepspec.engines.torch_engine.body import MULTIPLE
 from stepspec.engines.torch_engine.matrix import Quantization, can_quantize
 from stepspec.engines.torch_engine.model import CausalModel
@@ -253,3 +253,21 @@ def test_attention_rounds_a_row_alike_in_passes_of_any_width(size: int) -> None:
     for width in range(1, 48):
         found = attend(query[:, :, :width], key, value, None, multiple=MULTIPLE)
         assert torch.equal(found, expected[:, :width]), width
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_attention_adds_alike_whatever_lies_behind_the_positions_that_it_sees(size: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, 2, size, generator=random)
+    key, value = (torch.randn(1, 2, 1600, size, generator=random) for _ in range(2))
+
+    def attended(end: int, further: int) -> torch.Tensor:
+        span = even_span(end + further, size)
+        mask = (torch.arange(span) < end).expand(1, 1, 2, span)
+        bias = packed_bias(mask, 3, torch.float32, MULTIPLE)
+        return attend(query, key[:, :, :span], value[:, :, :span], bias, multiple=MULTIPLE)
+
+    for end in range(1, 1200, 7):
+        expected = attended(end, 0)
+        for further in (1, 8, 30, 100, 200, 390):
+            assert torch.equal(attended(end, further), expected), (end, further)

@@ -317,14 +317,14 @@ class FusedBody:
         body: Any = network.base_model
         config = body.config
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._rms_norm = RmsNorm(config.rms_norm_eps, network.device)
         self._embedding = body.embed_tokens.weight
         self._dtype = network.dtype
         self._frequencies = body.rotary_emb.inv_freq.float().repeat(2)
         self._scale = body.rotary_emb.attention_scaling
         self._signs = self._scale * torch.ones_like(self._frequencies)
-        self._signs[: self._size // 2].neg_()
+        self._signs[: self.head_size // 2].neg_()
         self._modules = [*body.layers]
         self.layers = [self._fused(layer, slides=_slides(config, index)) for index, layer in enumerate(body.layers)]
         self._norm = body.norm.weight
@@ -429,11 +429,11 @@ class FusedBody:
         cosine, sine = self._rotation(positions)
         x = self._embedding[ids.flatten()].to(self._dtype)  # [B * T, W]
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv.product(normed(x, layer.attention_norm)).view(batch, length, -1, self._size)
+            qkv = layer.qkv.product(normed(x, layer.attention_norm)).view(batch, length, -1, self.head_size)
             qk = qkv[:, :, :num_qk]
             if layer.qk_norm is not None:
                 qk = normed(qk, layer.qk_norm)
-            qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
+            qk = torch.addcmul(qk * cosine, qk.roll(self.head_size // 2, -1), sine)
             attended = attend(qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:], index)
             layer.out.add_product(x, attended.reshape(len(x), -1))
             gate, up = layer.gate_up.product(normed(x, layer.mlp_norm)).chunk(2, -1)

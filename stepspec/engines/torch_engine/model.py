@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stepspec.engines.torch_engine import attention
-from stepspec.engines.torch_engine.attention import Masks, SlotAttention, SlotRows, runs_of_like_length
+from stepspec.engines.torch_engine.attention import Masks, SlotAttention, SlotRows, even_span, runs_of_like_length
 from stepspec.engines.torch_engine.body import (
     FusedBody,
     FusedHead,
@@ -29,14 +29,6 @@ from stepspec.errors import UsageError
 
 CALL_BYTES = 120_000
 """Bytes of keys and values that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
-
-SPAN = 16
-"""Quantized models attend to multiples of so many positions, of which a mask hides the last ones.
-
-The sums over positions then have one order in every pass. In other passes they would differ in the last
-bits, which quantization amplifies: one id at a time and eight at a time, logits of a model with 0.5 billion parameters
-differed by 5% of their spread.
-"""
 
 UNLIMITED = 1 << 15
 """Context of a model whose configuration names none, in tokens."""
@@ -155,12 +147,14 @@ class CausalModel:
 
     def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
         """Return the runs in which to attend to rows of these lengths; see `runs_of_like_length`."""
-        runs = runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
-        return [(count, fewer // SPAN * SPAN) for count, fewer in runs] if self._is_integer else runs
+        return runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
 
-    def _num_hidden(self, span: int) -> int:
-        """Return how many positions beyond the span of a pass it reads without seeing them."""
-        return -span % SPAN if self._is_integer else 0
+    def _span(self, end: int) -> int:
+        """Return how many positions a row reads that sees those before `end`."""
+        if not self._is_integer:
+            return end
+        assert isinstance(self._body, FusedBody)
+        return even_span(end, self._body.head_size)
 
     def shorten(self, max_model_len: int | None) -> None:
         """Limit the context to `max_model_len` tokens; None changes nothing.
@@ -204,10 +198,11 @@ class CausalModel:
         if isinstance(slots, Tensor):
             hidden = self.slot_passes.read(self._read_in_slots, ids.flatten(), positions.slot_table(width), None, width)
             return hidden.view(*ids.shape, -1)
-        num_hidden = self._num_hidden(span + width - 1)
-        span += width - 1 + num_hidden
+        end = span + width - 1
+        span = self._span(end)
+        runs = [(count, span - self._span(end - fewer)) for count, fewer in runs]
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
-        self.cache.begin(slots, cells, span, runs, num_hidden)
+        self.cache.begin(slots, cells, span, runs, span - end)
         hides = width > 1 or len(ids) > 1 or self._is_integer
         position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
         return self._body(ids, position_ids, masks, self.cache)
@@ -438,7 +433,7 @@ class CausalModel:
             return self.slot_passes.read(self._read_in_slots, flat, table, columns, max(map(len, ids)))[None]
         assert isinstance(self._body, FusedBody)
         ends = [start + len(row) for start, row in zip(starts, ids, strict=True)]
-        spans = [end + self._num_hidden(end) for end in ends]
+        spans = [self._span(end) for end in ends]
         self.cache.reserve(max(slots) + 1, max(spans))
         rows, places = list[RaggedRow](), list[Tensor]()
         for index, (slot, start, row, span) in enumerate(zip(slots, starts, ids, spans, strict=True)):

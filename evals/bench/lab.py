@@ -38,8 +38,9 @@ from stepspec.chat.prompts import encode_request
 from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
+from stepspec.engines.torch_engine.attention import BLOCK
 from stepspec.engines.torch_engine.engine import TorchEngine
-from stepspec.engines.torch_engine.model import SPAN, CausalModel
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import draw, residual
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.benchmark import FileData, asked
@@ -308,7 +309,7 @@ class Lockstep:
         self.models, self.max_texts, self.texts = models, max_texts, list[Text]()
         self._prompt: Sequence[int] = ()  # what the slot behind those of the texts has read
         for model in models:
-            model.cache.reserve(max_texts + 1, length + SPAN)  # growing would double it
+            model.cache.reserve(max_texts + 1, length + BLOCK)  # growing would copy it
 
     @torch.inference_mode()
     def write(self, waiting: Iterator[Text], max_tokens: int) -> Iterator[Text]:
